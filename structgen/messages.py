@@ -1,0 +1,138 @@
+"""Front end <-> engine: wire structs and their codec.
+
+msgspec structs as arrays with defaults omitted.  The front end owns the request's text side, the
+engine its tokens; an id is the only thing they share.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from structgen.errors import WireError
+from structgen.params import SamplingParams
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # an end-of-text id or one of stop_token_ids
+    STOP_STRING = "stop_string"
+    CONSTRAINT_COMPLETE = "constraint_complete"  # nothing may follow
+    MAX_TOKENS = "max_tokens"
+    CONTEXT_LIMIT = "context_limit"
+    TIME_LIMIT = "time_limit"
+    ABORTED = "aborted"
+    DEAD_END = "dead_end"  # the masks together left no token
+    ERROR = "error"
+
+
+class _Message(
+    msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False, tag=True
+):
+    pass
+
+
+class EngineRequest(_Message, frozen=True):
+    """A validated request.  arrival: seconds of `time.monotonic`, shared by both processes."""
+
+    id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    arrival: float
+    priority: int = 0
+
+
+class Abort(_Message, frozen=True):
+    """Forget these requests; unknown ids are ignored, so a late abort is harmless."""
+
+    ids: list[str]
+
+
+class Shutdown(_Message, frozen=True):
+    """Leave the loop after the current step."""
+
+
+class ConstraintInfo(_Message, frozen=True):
+    """Which backend enforces the constraint, and what compiling it cost."""
+
+    backend: str
+    compile_s: float
+    cached: bool
+    key: str
+
+
+class RequestStats(_Message, frozen=True):
+    """Counters and times (seconds) of one request so far."""
+
+    prompt_tokens: int
+    cached_tokens: int = 0
+    forwards: int = 0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    preemptions: int = 0
+    constraint: ConstraintInfo | None = None
+
+
+class EngineOutput(_Message, frozen=True):
+    """New tokens of one request, and its end.
+
+    `accepting`: the constraint would accept the text as it stands after the last of `new_ids`.
+    `stop_id`: the stop id that ended it; not part of new_ids.  `stats` comes with the first tokens
+    and with the end.  `detail` says which masks left nothing when the reason is DEAD_END.
+    """
+
+    id: str
+    new_ids: list[int]
+    finish: FinishReason | None = None
+    accepting: bool = False
+    stop_id: int | None = None
+    stats: RequestStats | None = None
+    error: WireError | None = None
+    detail: str = ""
+
+
+class Outputs(_Message, frozen=True):
+    """All outputs of one step, sent as one message."""
+
+    outputs: list[EngineOutput]
+
+
+class ModelInfo(_Message, frozen=True):
+    """What the engine loaded.  `folder` holds the tokenizer; vocab_size is the tokenizer's."""
+
+    name: str
+    folder: str
+    architecture: str
+    vocab_size: int
+    context_length: int
+    eos_ids: list[int]
+    num_parameters: int
+    dtype: str
+    kv_dtype: str
+    device: str
+    attention: str
+    block_size: int
+    num_blocks: int
+    threads: int
+
+
+class Ready(_Message, frozen=True):
+    """The engine answered a warm-up and takes requests."""
+
+    model: ModelInfo
+
+
+class Fatal(_Message, frozen=True):
+    """The engine cannot start or cannot go on."""
+
+    message: str
+    traceback: str = ""
+
+
+ToEngine = EngineRequest | Abort | Shutdown
+FromEngine = Outputs | Ready | Fatal
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode

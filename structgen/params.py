@@ -1,0 +1,108 @@
+"""How one answer is drawn and when it stops.  Validated once, at construction, then trusted."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from structgen.constraints import Constraint
+from structgen.errors import InvalidRequest
+
+GREEDY_BELOW = 1e-5  # a lower temperature is greedy: dividing by it would only overflow
+
+MAX_STOPS = 32
+MAX_STOP_CHARS = 1024
+
+
+class SamplingParams(
+    msgspec.Struct, frozen=True, kw_only=True, array_like=True, omit_defaults=True
+):
+    """Options of one request; every default means "off" or "as the model is".
+
+    max_tokens None is what the context leaves.  top_k 0 or -1 is off.  seed None draws one at
+    admission.  time_limit_s ends the answer with what there is, counted from arrival.
+
+    Raises InvalidRequest: a value is outside its range, named with the limit.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False
+    ignore_eos: bool = False
+    time_limit_s: float | None = None
+    constraint: Constraint | None = None
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+    def __post_init__(self) -> None:
+        self._check_lengths()
+        self._check_sampling()
+        self._check_stops()
+
+    def _check_lengths(self) -> None:
+        if self.max_tokens is not None:
+            _within("stopping.max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _within("stopping.min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(
+                f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}",
+                field="input.stopping.min_tokens",
+            )
+        if self.time_limit_s is not None:
+            _finite("time_limit", self.time_limit_s)
+            if self.time_limit_s <= 0:
+                raise InvalidRequest(
+                    f"time_limit must be above 0, got {self.time_limit_s} s",
+                    field="input.time_limit",
+                )
+
+    def _check_sampling(self) -> None:
+        _finite("sampling.temperature", self.temperature)
+        _within("sampling.temperature", self.temperature, 0, math.inf)
+        _within("sampling.top_k", self.top_k, -1, 2**31 - 1)
+        _finite("sampling.top_p", self.top_p)
+        if not 0 < self.top_p <= 1:
+            raise InvalidRequest(
+                f"top_p must be in (0, 1], got {self.top_p}", field="input.sampling.top_p"
+            )
+        _finite("sampling.min_p", self.min_p)
+        _within("sampling.min_p", self.min_p, 0, 1)
+        if self.seed is not None:
+            _within("sampling.seed", self.seed, -(2**63), 2**64 - 1)
+
+    def _check_stops(self) -> None:
+        _within("stopping.stop", len(self.stop), 0, MAX_STOPS, what="number of stop strings")
+        for index, stop in enumerate(self.stop):
+            _within(
+                f"stopping.stop[{index}]", len(stop), 1, MAX_STOP_CHARS, what="stop string length"
+            )
+        _within("stopping.stop_token_ids", len(self.stop_token_ids), 0, 256, what="number of ids")
+        if self.ignore_eos and self.constraint is not None:
+            raise InvalidRequest(
+                "ignore_eos cannot be combined with a constraint: its end is the constraint's end",
+                field="input.stopping.ignore_eos",
+            )
+
+
+def _finite(path: str, value: float) -> None:
+    if not math.isfinite(value):
+        raise InvalidRequest(
+            f"{path.rpartition('.')[2]} must be finite, got {value}", field=f"input.{path}"
+        )
+
+
+def _within(path: str, value: float, low: float, high: float, what: str = "") -> None:
+    if not low <= value <= high:
+        name = what or path.rpartition(".")[2]
+        bound = f"in [{low}, {high}]" if high != math.inf else f"at least {low}"
+        raise InvalidRequest(f"{name} must be {bound}, got {value}", field=f"input.{path}")

@@ -1,0 +1,79 @@
+"""All that crosses from the engine to the model and back.
+
+Plain data without tensors, so that a plan can be sent to any rank.  The engine's loop thread writes
+these, the device thread reads them; nothing is changed after it was handed over.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from structgen.params import SamplingParams
+
+
+class NewRow(msgspec.Struct, frozen=True, array_like=True):
+    """A request the model has not seen, or one resumed after preemption.
+
+    The seed is resolved: the same (seed, sample, position) draws the same noise on any machine.
+    """
+
+    id: str
+    params: SamplingParams
+    seed: int
+    sample: int = 0
+
+
+class PlanRow(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens [start, start + len(token_ids)) of one request, computed in this step.
+
+    `new_block_ids` are appended to the row's block table before the forward.  `num_logits` is 0
+    while debt remains after this step, else the number of last positions to sample at.
+    """
+
+    id: str
+    start: int
+    token_ids: list[int]
+    new_block_ids: list[int]
+    num_logits: int
+
+
+class StepPlan(msgspec.Struct, frozen=True, array_like=True):
+    """One step.  `removed` rows are dropped first, `added` rows created next, then `rows` run."""
+
+    step: int
+    added: list[NewRow]
+    rows: list[PlanRow]
+    removed: list[str]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(row.token_ids) for row in self.rows)
+
+
+class TokenBitmask(msgspec.Struct, frozen=True):
+    """Which tokens may be sampled, for those logits rows that have a restriction.
+
+    words: int32 [M, ceil(V / 32)]; bit (t & 31) of word (t >> 5) set = token t allowed.
+    logit_index: int32 [M], the logits row (in plan order) that each mask row belongs to.
+    Owned by the grammar manager, valid until the next fill.
+    """
+
+    words: npt.NDArray[np.int32]
+    logit_index: npt.NDArray[np.int32]
+
+
+class RowOutput(msgspec.Struct, frozen=True, array_like=True):
+    """What one plan row produced: sampled ids (none where num_logits was 0), or why it could not."""
+
+    token_ids: list[int]
+    error: str = ""
+
+
+class StepOutput(msgspec.Struct, frozen=True, array_like=True):
+    """Per plan row, in plan order.  forward_s and sample_s are seconds on the device thread."""
+
+    rows: list[RowOutput]
+    forward_s: float = 0.0
+    sample_s: float = 0.0
