@@ -6,6 +6,8 @@ these, the device thread reads them; nothing is changed after it was handed over
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -65,15 +67,35 @@ class TokenBitmask(msgspec.Struct, frozen=True):
 
 
 class RowOutput(msgspec.Struct, frozen=True, array_like=True):
-    """What one plan row produced: sampled ids (none where num_logits was 0), or why it could not."""
+    """What one plan row produced: sampled ids (none where num_logits was 0), or why it failed."""
 
     token_ids: list[int]
     error: str = ""
 
 
 class StepOutput(msgspec.Struct, frozen=True, array_like=True):
-    """Per plan row, in plan order.  forward_s and sample_s are seconds on the device thread."""
+    """Per plan row, in plan order.
+
+    Seconds on the device thread: the forward, the sampling, and `wait_s` in between, idle because
+    the mask was not ready.
+    """
 
     rows: list[RowOutput]
     forward_s: float = 0.0
     sample_s: float = 0.0
+    wait_s: float = 0.0
+
+
+class Executor(Protocol):
+    """Where plans are run.  Called from the engine's loop thread only, the two in turn."""
+
+    def execute_model(self, plan: StepPlan) -> None:
+        """Launch the forward of a plan and return at once."""
+
+    def sample_tokens(self, mask: TokenBitmask) -> StepOutput:
+        """Join the launched forward, sample its logits under the mask.
+
+        Raises whatever the forward or the sampling raised; the executor is then unusable.
+        """
+
+    def close(self) -> None: ...

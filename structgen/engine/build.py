@@ -1,0 +1,61 @@
+"""Put an engine together: model, grammar backend, scheduler."""
+
+from __future__ import annotations
+
+import queue
+
+from structgen import logs
+from structgen.config import EngineConfig
+from structgen.engine.core import EngineCore, Inbound
+from structgen.grammar import build_backend
+from structgen.grammar.base import Vocabulary
+from structgen.grammar.manager import GrammarManager
+from structgen.messages import ModelInfo
+from structgen.tokenizer import Tokenizer
+
+log = logs.get(__name__)
+
+
+def build_core(config: EngineConfig) -> tuple[EngineCore, ModelInfo]:
+    """Load the model (fetching it first if need be) and build the core around it.
+
+    Raises ConfigError: the model cannot be had, or the options do not fit it.
+    """
+    # The one place where the engine names the model side; torch is imported from here on.
+    from structgen.model import sources
+    from structgen.model.executor import LocalExecutor
+    from structgen.model.runner import ModelRunner
+
+    folder = sources.resolve(config.model, progress=True)
+    tokenizer = Tokenizer.load(folder)
+    executor = LocalExecutor(
+        lambda: ModelRunner(config, folder, tokenizer.size, list(tokenizer.eos_ids))
+    )
+    info = executor.runner.info
+    inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
+    grammars = GrammarManager(
+        build_backend("xgrammar", Vocabulary(tokenizer.token_bytes[: info.vocab_size])),
+        info.vocab_size,
+        inbox.put,
+        threads=config.compile_threads,
+        cache_bytes=config.compile_cache_bytes,
+        cache_entries=config.compile_cache_entries,
+    )
+    core = EngineCore(
+        executor.runner.config,
+        executor,
+        grammars,
+        inbox,
+        eos_ids=frozenset(tokenizer.eos_ids),
+        salt=f"{info.folder}\0{info.dtype}\0{info.kv_dtype}".encode(),
+        overlap=config.overlap,
+    )
+    log.info(
+        "engine ready",
+        model=info.name,
+        dtype=info.dtype,
+        attention=info.attention,
+        kv_tokens=info.num_blocks * info.block_size,
+        threads=info.threads,
+    )
+    return core, info

@@ -1,0 +1,128 @@
+"""The engine's own process: `python -m structgen.engine.process FOLDER CONFIG`.
+
+    input thread    zmq PULL, decode      ->  core.inbox
+    loop thread     core.step()           ->  outbox       (the main thread)
+    output thread   outbox, encode        ->  zmq PUSH
+
+FOLDER holds the two sockets, bound by the front end; CONFIG is an EngineConfig as JSON.  Standard
+input is a life line: it is never written to, and its end means that the front end is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import shutil
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from structgen import logs, messages
+from structgen.config import EngineConfig
+from structgen.engine.build import build_core
+from structgen.engine.core import EngineCore
+from structgen.engine.endpoints import INPUT_SOCKET, OUTPUT_SOCKET, endpoint
+from structgen.errors import StructgenError
+from structgen.messages import Fatal, FromEngine, Outputs, Ready, Shutdown
+
+log = logs.get(__name__)
+
+# How long a step may still take after the front end is gone before the process ends by force.
+LAST_STEP_S = 10.0
+LINGER_MS = 2000
+
+
+class EngineProcess:
+    """Runs a core until told to stop, until its front end is gone, or until it breaks."""
+
+    def __init__(self, folder: Path, config: EngineConfig) -> None:
+        self._folder = folder
+        self._config = config
+        self._context = zmq.Context()
+        self._outbox: queue.SimpleQueue[FromEngine | None] = queue.SimpleQueue()
+        self._output = threading.Thread(target=self._send_outputs, name="output")
+
+    def run(self) -> int:
+        """Return the process's exit code."""
+        self._output.start()
+        try:
+            return self._serve()
+        except StructgenError as error:
+            self._outbox.put(Fatal(error.message))
+            return 1
+        except BaseException as error:
+            log.error("engine died", exc_info=True)
+            self._outbox.put(Fatal(f"{type(error).__name__}: {error}", traceback.format_exc()))
+            return 1
+        finally:
+            self._outbox.put(None)
+            self._output.join()
+
+    def _serve(self) -> int:
+        core, info = build_core(self._config)
+        threading.Thread(
+            target=self._receive_inputs, args=(core,), name="input", daemon=True
+        ).start()
+        self._outbox.put(Ready(info))
+        while core.running:
+            outputs = core.step()
+            if outputs:
+                self._outbox.put(Outputs(outputs))
+        core.close()
+        return 0
+
+    def _send_outputs(self) -> None:
+        socket = self._context.socket(zmq.PUSH)
+        socket.linger = LINGER_MS
+        socket.sndhwm = 0  # never block here: the front end bounds what is under way
+        socket.connect(endpoint(self._folder, OUTPUT_SOCKET))
+        while (message := self._outbox.get()) is not None:
+            socket.send(messages.encode(message))
+        socket.close()
+
+    def _receive_inputs(self, core: EngineCore) -> None:
+        socket = self._context.socket(zmq.PULL)
+        socket.rcvhwm = 0
+        socket.connect(endpoint(self._folder, INPUT_SOCKET))
+        life_line = sys.stdin.fileno()
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(life_line, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll())
+            if socket in ready:
+                core.inbox.put(messages.decode_to_engine(socket.recv()))
+            if life_line in ready and not os.read(life_line, 1):
+                self._front_end_is_gone(core)
+                return
+
+    def _front_end_is_gone(self, core: EngineCore) -> None:
+        core.inbox.put(Shutdown())
+        force = threading.Timer(LAST_STEP_S, os._exit, (1,))
+        force.daemon = True
+        force.start()
+
+
+def main() -> int:
+    folder = Path(sys.argv[1])
+    config = msgspec.json.decode(sys.argv[2], type=EngineConfig)
+    # An interrupt at the terminal is for the front end, which drains and then stops this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logs.configure(config.log_level)
+    try:
+        return EngineProcess(folder, config).run()
+    finally:
+        # The front end removes it as well, unless it was killed.
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    # Not sys.exit: threads of native libraries must not delay or hang the end.
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)

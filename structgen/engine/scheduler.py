@@ -1,0 +1,231 @@
+"""Which tokens of which requests are computed next.
+
+There is no prefill and no decode: every request has a debt (`Request.debt`), and a step pays some
+of it under a token budget.  Loop thread only.  A request is in exactly one of
+
+    waiting   holds no KV blocks; ordered by (priority, arrival)
+    running   holds blocks for all its known tokens; in the same order
+    gone      finished or aborted; holds nothing
+
+A running request whose constraint still compiles and whose other tokens are computed has no debt;
+it is *parked*: it takes no seat, and gives up its blocks to whoever needs them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import time
+from collections.abc import Iterable
+
+from structgen import logs
+from structgen.config import ResolvedConfig
+from structgen.engine.kv import KVManager
+from structgen.engine.request import Request
+from structgen.plan import NewRow, PlanRow, StepPlan
+
+log = logs.get(__name__)
+
+
+class Scheduler:
+    def __init__(self, config: ResolvedConfig, kv: KVManager) -> None:
+        self._config = config
+        self._kv = kv
+        self._waiting: list[Request] = []
+        self._running: list[Request] = []
+        self._by_id: dict[str, Request] = {}
+        self._known_rows: dict[str, int] = {}  # id -> blocks that the model has been told of
+        self._removed: list[str] = []
+        self._step = 0
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._by_id
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def requests(self) -> Iterable[Request]:
+        return self._by_id.values()
+
+    def get(self, request_id: str) -> Request | None:
+        return self._by_id.get(request_id)
+
+    def add(self, request: Request) -> None:
+        """Queue a request.  The caller has checked that it fits the pool when alone."""
+        assert request.id not in self._by_id, f"{request.id} is here already"
+        self._by_id[request.id] = request
+        bisect.insort(self._waiting, request, key=_order)
+
+    def remove(self, request: Request) -> None:
+        """Forget a finished or aborted request and give its blocks back."""
+        del self._by_id[request.id]
+        queue = self._running if self._kv.table(request.id) else self._waiting
+        queue.remove(request)
+        self._kv.forget(request.id)
+        self._drop_row(request.id)
+
+    def schedule(self) -> StepPlan:
+        """Plan the next step; its rows are empty when nothing can be computed now."""
+        rows: list[PlanRow] = []
+        added: list[NewRow] = []
+        preempted = self._schedule_running(rows, added)
+        self._admit(rows, added, preempted=preempted)
+        if not rows:
+            return StepPlan(self._step, [], [], [])  # not run, so removals must wait for the next
+        self._step += 1
+        plan = StepPlan(self._step, added, rows, self._removed)
+        self._removed = []
+        if self._config.check:
+            self._check_plan(plan)
+        return plan
+
+    def paid(self, request: Request, row: PlanRow) -> None:
+        """Record that a row of the last plan was computed."""
+        before = request.computed
+        assert row.start == before, f"{row.id}: row starts at {row.start}, computed is {before}"
+        request.computed += len(row.token_ids)
+        request.forwards += 1
+        self._kv.computed(request.id, request.tokens, before, request.computed)
+
+    def check(self) -> None:
+        """Assert the invariants that hold between steps."""
+        self._kv.check()
+        assert sorted(map(_order, self._running)) == [*map(_order, self._running)]
+        assert len(self._waiting) + len(self._running) == len(self._by_id)
+        for request in self._waiting:
+            assert not self._kv.table(request.id)
+            assert request.computed == 0
+        for request in self._running:
+            assert 0 <= request.computed <= len(request.tokens)
+            assert request.finish is None
+            covered = len(self._kv.table(request.id)) * self._config.block_size
+            assert covered >= request.computed
+
+    def _schedule_running(self, rows: list[PlanRow], added: list[NewRow]) -> bool:
+        """Give every running request with debt its share, in order; True if any was preempted."""
+        budget = self._config.max_num_batched_tokens
+        preempted = False
+        for request in list(self._running):
+            if budget <= 0 or len(rows) >= self._config.max_num_seqs:
+                break
+            count = min(request.debt, budget)
+            if count <= 0 or not self._kv.table(request.id):  # parked, or preempted just now
+                continue
+            while not self._kv.grow(request.id, request.computed + count):
+                preempted = True
+                if self._preempt(self._victim(rows)) is request:
+                    return True
+            rows.append(self._row(request, count, added))
+            budget -= count
+        return preempted
+
+    def _admit(self, rows: list[PlanRow], added: list[NewRow], *, preempted: bool) -> None:
+        """Move waiting requests into the running ones while tokens, seats and blocks last.
+
+        Strictly in order, so that a large request is not overtaken for ever.  After a preemption
+        nobody is admitted: the blocks just freed belong to those who needed them.
+        """
+        if preempted:
+            return
+        budget = self._config.max_num_batched_tokens - sum(len(row.token_ids) for row in rows)
+        seats = self._config.max_num_seqs - sum(not r.compiling for r in self._running)
+        for request in list(self._waiting):
+            if budget <= 0 or seats <= 0 or len(rows) >= self._config.max_num_seqs:
+                return
+            if request.debt <= 0:
+                continue  # a one-token prompt whose constraint compiles: nothing to compute yet
+            if not self._place(request, rows):
+                if request.compiling:
+                    continue  # only computed ahead of time: it must not hold up the others
+                return
+            count = min(request.debt, budget)
+            if count > 0:  # zero when the prefix cache held all but the token that must wait
+                rows.append(self._row(request, count, added))
+                budget -= count
+            seats -= not request.compiling
+
+    def _place(self, request: Request, rows: list[PlanRow]) -> bool:
+        """Give a waiting request its blocks, evicting parked requests if it is not one itself."""
+        cached = self._kv.admit(request.id, request.tokens)
+        while cached is None and not request.compiling:
+            parked = self._last_parked(rows)
+            if parked is None:
+                return False
+            self._preempt(parked)
+            cached = self._kv.admit(request.id, request.tokens)
+        if cached is None:
+            return False
+        request.computed = cached
+        if request.first_scheduled_at is None:
+            request.first_scheduled_at = time.monotonic()
+            request.cached_tokens = cached
+        self._waiting.remove(request)
+        bisect.insort(self._running, request, key=_order)
+        return True
+
+    def _victim(self, rows: list[PlanRow]) -> Request:
+        """Choose who gives up its blocks: a parked request, else the one that ranks lowest.
+
+        The latter, being last in order, is not yet part of this plan.
+        """
+        return self._last_parked(rows) or self._running[-1]
+
+    def _last_parked(self, rows: list[PlanRow]) -> Request | None:
+        planned = {row.id for row in rows}
+        for request in reversed(self._running):
+            if request.compiling and request.debt <= 0 and request.id not in planned:
+                return request
+        return None
+
+    def _preempt(self, request: Request) -> Request:
+        """Take a running request's blocks; its tokens are computed again when it comes back."""
+        self._running.remove(request)
+        self._kv.release(request.id)
+        self._drop_row(request.id)
+        request.computed = 0
+        request.preemptions += 1
+        bisect.insort(self._waiting, request, key=_order)
+        log.debug("preempted", request=request.id, tokens=len(request.tokens))
+        return request
+
+    def _drop_row(self, request_id: str) -> None:
+        if self._known_rows.pop(request_id, None) is not None:
+            self._removed.append(request_id)
+
+    def _row(self, request: Request, count: int, added: list[NewRow]) -> PlanRow:
+        known = self._known_rows.get(request.id)
+        if known is None:
+            known = 0
+            added.append(NewRow(request.id, request.params, request.seed))
+        table = self._kv.table(request.id)
+        self._known_rows[request.id] = len(table)
+        start = request.computed
+        samples = not request.compiling and start + count == len(request.tokens)
+        return PlanRow(
+            id=request.id,
+            start=start,
+            token_ids=request.tokens[start : start + count],
+            new_block_ids=table[known:],
+            num_logits=int(samples),
+        )
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        assert plan.num_tokens <= self._config.max_num_batched_tokens
+        assert len(plan.rows) <= self._config.max_num_seqs
+        for row in plan.rows:
+            request = self._by_id[row.id]
+            covered = len(self._kv.table(row.id)) * self._config.block_size
+            assert row.token_ids, f"{row.id}: empty row"
+            assert row.start == request.computed
+            assert covered >= row.start + len(row.token_ids)
+
+
+def _order(request: Request) -> tuple[int, float, int]:
+    return request.order

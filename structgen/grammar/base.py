@@ -1,0 +1,86 @@
+"""The contract between the grammar manager and the libraries that know grammars.
+
+A backend is built once per vocabulary and compiles constraints; compiling is slow, pure and may run
+on any thread.  What it returns makes matchers, one per request, used on the loop thread alone.
+Stop tokens are not the backend's business: the manager adds them to every mask, so that matcher,
+mask and stop check can never disagree about what ends an answer.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from structgen.constraints import Constraint
+
+
+class Vocabulary(msgspec.Struct, frozen=True):
+    """token_bytes[id] is the exact text of a token, b"" for one that has none (control tokens)."""
+
+    token_bytes: list[bytes]
+
+    @property
+    def size(self) -> int:
+        return len(self.token_bytes)
+
+
+class Matcher(ABC):
+    """Where one request is in its grammar."""
+
+    @abstractmethod
+    def accept(self, token: int) -> None:
+        """Advance by one token that the mask allowed.
+
+        Raises GrammarError: the grammar refuses it, or the library failed; the matcher is unusable.
+        """
+
+    @property
+    @abstractmethod
+    def accepting(self) -> bool:
+        """The text so far is complete; more may still be allowed."""
+
+
+class CompiledConstraint(ABC):
+    """A constraint ready to be matched; immutable, shared by all requests that have it."""
+
+    @property
+    @abstractmethod
+    def size_bytes(self) -> int: ...
+
+    @abstractmethod
+    def new_matcher(self) -> Matcher: ...
+
+
+class GrammarBackend(ABC):
+    """One grammar library over one vocabulary."""
+
+    name: str
+
+    @abstractmethod
+    def supports(self, constraint: Constraint) -> bool:
+        """Whether this backend has the constraint's kind at all."""
+
+    @abstractmethod
+    def compile(self, constraint: Constraint) -> CompiledConstraint:
+        """Compile; slow, thread-safe.
+
+        Raises ConstraintError: the constraint is malformed, or the backend cannot enforce it.
+        """
+
+    @abstractmethod
+    def fill(
+        self, matchers: Sequence[Matcher], words: npt.NDArray[np.int32], rows: Sequence[int]
+    ) -> None:
+        """Write the mask of matchers[i] into words[rows[i]], for all i in one call.
+
+        words: int32 [M, ceil(V / 32)]; bit set = allowed.  Bits of stop tokens and bits at or
+        beyond V may have any value.  Leaves the matchers as they are.
+        """
+
+
+class GrammarError(Exception):
+    """A matcher refused a token that its mask allowed, or failed: a bug, for one request."""

@@ -1,0 +1,251 @@
+"""The grammar side of a step: constraints become matchers, matchers become masks.
+
+Loop thread only; while the device computes, `fill` prepares the one mask of the step.  A mask row
+folds together all that is hard about a logits row: the grammar, and which stop ids may end it now.
+Rows without a restriction have none.  The mask buffer is reused: it may be refilled only after the
+previous `sample_tokens` returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from structgen.constraints import Constraint
+from structgen.errors import InternalError, StructgenError
+from structgen.grammar import bitmask
+from structgen.grammar.base import GrammarBackend, GrammarError, Matcher
+from structgen.grammar.compiler import Compiled, Compiler
+from structgen.messages import ConstraintInfo
+from structgen.params import SamplingParams
+from structgen.plan import TokenBitmask
+
+
+class Constrained(Protocol):
+    """What the manager knows of a request; it writes matcher, compiling and constraint_info."""
+
+    id: str
+    params: SamplingParams
+    matcher: Matcher | None
+    compiling: bool
+    constraint_info: ConstraintInfo | None
+    stop_ids: frozenset[int]
+    min_length: int
+    tokens: list[int]
+
+
+class Casualty(msgspec.Struct, frozen=True):
+    """A request for which no mask can be made.
+
+    error None: a dead end, every token is ruled out; `detail` names the masks that did it.
+    """
+
+    request_id: str
+    detail: str
+    error: StructgenError | None = None
+
+
+class GrammarManager:
+    """backend: the library in use.  post: hands a finished compile to the loop thread."""
+
+    def __init__(
+        self,
+        backend: GrammarBackend,
+        vocab_size: int,
+        post: Callable[[Compiled], None],
+        *,
+        threads: int,
+        cache_bytes: int,
+        cache_entries: int,
+    ) -> None:
+        self._backend = backend
+        self._vocab_size = vocab_size
+        self._compiler = Compiler(
+            backend, post, threads=threads, max_bytes=cache_bytes, max_entries=cache_entries
+        )
+        self._waiting: dict[Constraint, list[Constrained]] = {}
+        self._stop_sets: dict[frozenset[int], bitmask.TokenSet] = {}
+        self._words = bitmask.allocate(1, vocab_size)
+        self._scratch = bitmask.allocate(1, vocab_size)
+        self._full = bitmask.full(vocab_size)
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def submit(self, request: Constrained) -> None:
+        """Give a request its matcher, now if its constraint is known, else when it has compiled.
+
+        Raises the error of the compile if it failed before.
+        """
+        constraint = request.params.constraint
+        if constraint is None:
+            return
+        compiled = self._compiler.get(constraint)
+        if compiled is not None:
+            self._attach(request, compiled, cached=True)
+            return
+        self._waiting.setdefault(constraint, []).append(request)
+        self._compiler.start(constraint)
+
+    def land(self, compiled: Compiled) -> list[tuple[str, StructgenError]]:
+        """Serve the requests that waited for a compile; returns those it failed, and why."""
+        self._compiler.land(compiled)
+        failed: list[tuple[str, StructgenError]] = []
+        for request in self._waiting.pop(compiled.constraint, []):
+            try:
+                self._attach(request, compiled, cached=False)
+            except StructgenError as error:
+                failed.append((request.id, error))
+        return failed
+
+    def forget(self, request: Constrained) -> None:
+        """Drop a finished or aborted request, and its compile if nobody else waits for it."""
+        constraint = request.params.constraint
+        if constraint is None or not request.compiling:
+            return
+        waiting = self._waiting.get(constraint, [])
+        waiting[:] = [other for other in waiting if other is not request]
+        if not waiting:
+            self._waiting.pop(constraint, None)
+            self._compiler.cancel(constraint)
+
+    def fill(self, requests: Sequence[Constrained]) -> tuple[TokenBitmask, list[Casualty]]:
+        """Make the masks of a step.  requests[i] is sampled from logits row i.
+
+        Every mask row that is returned allows at least one token: for a casualty, any; what is
+        drawn for it is thrown away.  Changes no matcher.
+        """
+        masked = [i for i, request in enumerate(requests) if self._is_restricted(request)]
+        words = self._buffer(len(masked))
+        casualties = self._fill_grammars([requests[i] for i in masked], words)
+        for row, index in zip(words, masked, strict=True):
+            request = requests[index]
+            self._fold_stops(request, row)
+            if not row.any():
+                casualties.append(Casualty(request.id, _dead_end(request)))
+        broken = {casualty.request_id for casualty in casualties}
+        for row, index in zip(words, masked, strict=True):
+            if requests[index].id in broken:
+                row[:] = self._full
+        return TokenBitmask(words, np.array(masked, dtype=np.int32)), casualties
+
+    def accept(self, request: Constrained, token: int) -> bool:
+        """Advance a request's matcher; True if nothing may follow this token.
+
+        Stop ids are not part of the language and must not be given.
+        Raises InternalError: the matcher refused a token that its mask allowed.
+        """
+        if request.matcher is None:
+            return False
+        try:
+            request.matcher.accept(token)
+            return request.matcher.accepting and self._is_at_end(request)
+        except GrammarError as error:
+            raise InternalError(f"the constraint refused a token it had allowed: {error}") from None
+
+    def close(self) -> None:
+        self._compiler.close()
+
+    def _attach(self, request: Constrained, compiled: Compiled, *, cached: bool) -> None:
+        if compiled.grammar is None:
+            error = compiled.error
+            if isinstance(error, StructgenError):
+                raise error
+            raise InternalError(f"compiling the constraint failed: {error}")
+        request.matcher = compiled.grammar.new_matcher()
+        request.compiling = False
+        request.constraint_info = ConstraintInfo(
+            backend=compiled.backend.name,
+            compile_s=compiled.seconds,
+            cached=cached,
+            key=compiled.constraint.key(),
+        )
+
+    def _is_restricted(self, request: Constrained) -> bool:
+        if request.matcher is not None:
+            return True
+        return len(request.tokens) < request.min_length and bool(request.stop_ids)
+
+    def _buffer(self, rows: int) -> bitmask.Words:
+        """Return the first `rows` rows of the reused buffer, all zero."""
+        if rows > len(self._words):
+            self._words = bitmask.allocate(2 * rows, self._vocab_size)
+        words = self._words[:rows]
+        words[:] = 0
+        return words
+
+    def _fill_grammars(
+        self, requests: Sequence[Constrained], words: bitmask.Words
+    ) -> list[Casualty]:
+        """Fill rows from matchers, one call for all; rows without a matcher allow everything."""
+        rows: list[int] = []
+        matchers: list[Matcher] = []
+        for row, request in enumerate(requests):
+            if request.matcher is None:
+                words[row] = self._full
+            else:
+                rows.append(row)
+                matchers.append(request.matcher)
+        if not matchers:
+            return []
+        try:
+            self._backend.fill(matchers, words, rows)
+        except Exception:  # a library error does not say for which row: find out one by one
+            return self._fill_each(requests, words, rows)
+        words &= self._full
+        return []
+
+    def _fill_each(
+        self, requests: Sequence[Constrained], words: bitmask.Words, rows: Sequence[int]
+    ) -> list[Casualty]:
+        casualties = []
+        for row in rows:
+            request = requests[row]
+            assert request.matcher is not None
+            try:
+                self._backend.fill([request.matcher], words, [row])
+            except Exception as error:
+                failure = InternalError(f"no mask for the constraint: {error}")
+                casualties.append(Casualty(request.id, failure.message, failure))
+                words[row] = self._full
+        words &= self._full
+        return casualties
+
+    def _fold_stops(self, request: Constrained, row: bitmask.Words) -> None:
+        """Allow the stop ids exactly where the answer may end.
+
+        min_tokens yields to a grammar that is complete and lets nothing else follow.
+        """
+        stops = self._stop_set(request.stop_ids)
+        stops.ban(row)
+        if request.matcher is None or not request.matcher.accepting:
+            return
+        if len(request.tokens) >= request.min_length or not row.any():
+            stops.allow(row)
+
+    def _is_at_end(self, request: Constrained) -> bool:
+        """Whether nothing but stopping is legal for a matcher that accepts."""
+        assert request.matcher is not None
+        self._scratch[:] = 0
+        self._backend.fill([request.matcher], self._scratch, [0])
+        row = self._scratch[0]
+        row &= self._full
+        self._stop_set(request.stop_ids).ban(row)
+        return not row.any()
+
+    def _stop_set(self, stop_ids: frozenset[int]) -> bitmask.TokenSet:
+        stops = self._stop_sets.get(stop_ids)
+        if stops is None:
+            if len(self._stop_sets) >= 1024:  # clients choose these: keep their number bounded
+                self._stop_sets.clear()
+            stops = self._stop_sets[stop_ids] = bitmask.TokenSet(stop_ids)
+        return stops
+
+
+def _dead_end(request: Constrained) -> str:
+    banned = f"{len(request.stop_ids)} stop ids, allowed only where it is complete"
+    return f"no token is left: the constraint allows none but {banned}"

@@ -1,0 +1,108 @@
+"""From scaled logits to a drawn token: min-p, top-k, top-p, and the Gumbel-max draw.
+
+Pure functions on float32 [R, V].  Each filter is a threshold on the logit, so that tokens with
+equal logits stay or go together and no result depends on how a sort breaks ties or on what else is
+in the batch.
+"""
+
+from __future__ import annotations
+
+import torch
+
+# Most nuclei are smaller than this; a row whose nucleus is not is sorted in full.
+NUCLEUS_GUESS = 1024
+
+# Range of the noise below: a token further than this under the best one cannot be drawn.
+NOISE_RANGE = 26.3
+
+_MULTIPLIER_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
+_MULTIPLIER_2 = 0x94D049BB133111EB - (1 << 64)
+_WEYL = 0x9E3779B97F4A7C15 - (1 << 64)
+
+
+def min_p_threshold(logits: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
+    """Return [R, 1]: a token stays if its probability is at least min_p of the best one's.
+
+    min_p: float32 [R]; 0 is off.
+    """
+    return logits.amax(dim=-1, keepdim=True) + min_p.log().unsqueeze(-1)
+
+
+def top_k_threshold(logits: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
+    """Return [R, 1]: the top_k-th largest logit of each row, -inf where top_k is off.
+
+    top_k: int64 [R]; 0 is off, more than V is V.
+    """
+    wanted = top_k.clamp(max=logits.shape[-1])
+    best = logits.topk(max(int(wanted.max()), 1), dim=-1).values  # [R, max k], descending
+    kth = best.gather(-1, (wanted - 1).clamp(min=0).unsqueeze(-1))
+    return kth.masked_fill((top_k == 0).unsqueeze(-1), -torch.inf)
+
+
+def top_p_threshold(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Return [R, 1]: the smallest logit of the smallest set with probability at least top_p.
+
+    top_p: float32 [R]; 1 is off.
+    """
+    total = logits.logsumexp(dim=-1, keepdim=True)
+    guess = min(NUCLEUS_GUESS, logits.shape[-1])
+    threshold, reached = _nucleus(logits.topk(guess, dim=-1).values, total, top_p)
+    unreached = ((~reached) & (top_p < 1)).nonzero().flatten()
+    if len(unreached):
+        ordered = logits[unreached].sort(dim=-1, descending=True).values
+        threshold[unreached], _ = _nucleus(ordered, total[unreached], top_p[unreached])
+    return threshold.masked_fill((top_p >= 1).unsqueeze(-1), -torch.inf)
+
+
+def _nucleus(
+    ordered: torch.Tensor, total: torch.Tensor, top_p: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Find where descending logits [R, K] have gathered top_p; returns ([R, 1], reached [R])."""
+    mass = (ordered - total).exp().cumsum(dim=-1)
+    before = (mass < top_p.unsqueeze(-1)).sum(dim=-1)  # how many fall short: the next one reaches
+    index = before.clamp(max=ordered.shape[-1] - 1).unsqueeze(-1)
+    return ordered.gather(-1, index), before < ordered.shape[-1]
+
+
+def draw(logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """Draw one token per row by Gumbel-max; returns int64 [R].
+
+    logits: float32 [R, V], -inf for tokens that are out.  keys: int64 [R]; equal key and logits
+    draw the same token, whatever the batch.  Source: Gumbel-max trick (Yellott 1977).
+    """
+    best = logits.amax(dim=-1, keepdim=True)
+    rows, tokens = (logits >= best - NOISE_RANGE).nonzero(as_tuple=True)  # flat survivors
+    noisy = logits[rows, tokens].double() + gumbel(keys[rows], tokens)
+    top = torch.full_like(best[:, 0], -torch.inf, dtype=torch.float64)
+    top.scatter_reduce_(0, rows, noisy, "amax")
+    winners = noisy == top[rows]
+    drawn = torch.full_like(keys, logits.shape[-1])
+    # Two equal maxima are next to impossible; the smaller id then wins, on every device.
+    return drawn.scatter_reduce_(0, rows[winners], tokens[winners], "amin")
+
+
+def gumbel(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Return standard Gumbel noise, float64, a pure function of (key, token), both int64.
+
+    Counter-based: SplitMix64's finaliser (Steele, Lea, Flood 2014) over key + token * Weyl.  Its
+    upper 32 bits make the uniform, so the noise lies in [-3.2, 22.9].
+    """
+    bits = _mix(_mix(keys) + tokens * _WEYL)
+    uniform = (_shift(bits, 32).double() + 0.5) * 2.0**-32
+    return -torch.log(-torch.log(uniform))
+
+
+def row_keys(noise_key: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    """Combine a request's key with the position that is sampled; int64 [R] each."""
+    return _mix(noise_key + position * _MULTIPLIER_2)
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    x = (x ^ _shift(x, 30)) * _MULTIPLIER_1
+    x = (x ^ _shift(x, 27)) * _MULTIPLIER_2
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: torch.Tensor, count: int) -> torch.Tensor:
+    """Shift right, filling with zeros: torch's int64 shift would copy the sign."""
+    return (x >> count) & ((1 << (64 - count)) - 1)

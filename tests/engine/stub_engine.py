@@ -1,0 +1,212 @@
+"""A scripted executor and a toy grammar: an engine without torch, for millisecond tests."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from structgen.config import ResolvedConfig
+from structgen.constraints import Choice, Constraint
+from structgen.engine.core import EngineCore, Inbound
+from structgen.errors import ConstraintError
+from structgen.grammar import bitmask
+from structgen.grammar.base import CompiledConstraint, GrammarBackend, GrammarError, Matcher
+from structgen.grammar.manager import GrammarManager
+from structgen.messages import EngineOutput, EngineRequest
+from structgen.params import SamplingParams
+from structgen.plan import RowOutput, StepOutput, StepPlan, TokenBitmask
+
+VOCAB = 64
+EOS = 63
+
+Script = Callable[[list[int]], int]
+
+
+class StubExecutor:
+    """Keeps each row's tokens as the model would see them, and lets a script choose the next.
+
+    The script sees the whole sequence and proposes a token; a token that the mask bans is replaced
+    by the lowest one that it allows.  Asserts what a real model relies on.
+    """
+
+    def __init__(self, script: Script, block_size: int) -> None:
+        self._script = script
+        self._block_size = block_size
+        self.tokens: dict[str, list[int]] = {}
+        self.blocks: dict[str, list[int]] = {}
+        self.plans: list[StepPlan] = []
+        self.on_forward: Callable[[StepPlan], None] = lambda plan: None
+        self.fail_ids: set[str] = set()
+        self._kv: dict[tuple[int, int], int] = {}  # (block, offset) -> token whose KV it holds
+
+    def execute_model(self, plan: StepPlan) -> None:
+        self.plans.append(plan)
+        for request_id in plan.removed:
+            del self.tokens[request_id], self.blocks[request_id]
+        for new in plan.added:
+            assert new.id not in self.tokens
+            self.tokens[new.id], self.blocks[new.id] = [], []
+        for row in plan.rows:
+            self._compute(row.id, row.start, row.token_ids, row.new_block_ids)
+        self.on_forward(plan)
+
+    def sample_tokens(self, mask: TokenBitmask) -> StepOutput:
+        plan = self.plans[-1]
+        outputs, index = [], 0
+        masks = {int(i): words for words, i in zip(mask.words, mask.logit_index, strict=True)}
+        for row in plan.rows:
+            if not row.num_logits:
+                outputs.append(RowOutput([]))
+                continue
+            outputs.append(self._sample(row.id, masks.get(index)))
+            index += 1
+        return StepOutput(outputs)
+
+    def close(self) -> None:
+        pass
+
+    def _compute(self, request_id: str, start: int, ids: list[int], new_blocks: list[int]) -> None:
+        blocks = self.blocks[request_id]
+        blocks += new_blocks
+        tokens = self.tokens[request_id]
+        # What is not computed now must be in the cache already, written by whoever came before.
+        tokens[:] = [
+            self._kv[blocks[p // self._block_size], p % self._block_size] for p in range(start)
+        ]
+        for position, token in enumerate(ids, start):
+            self._kv[blocks[position // self._block_size], position % self._block_size] = token
+        tokens += ids
+
+    def _sample(self, request_id: str, words: npt.NDArray[np.int32] | None) -> RowOutput:
+        if request_id in self.fail_ids:
+            return RowOutput([], "injected")
+        token = self._script(self.tokens[request_id])
+        if words is not None:
+            allowed = bitmask.unpack(words, VOCAB)
+            assert allowed, f"{request_id}: empty mask row"
+            token = token if token in allowed else allowed[0]
+        return RowOutput([token])
+
+
+class ToyBackend(GrammarBackend):
+    """Choices over a vocabulary in which token i is the character chr(32 + i); 63 is EOS."""
+
+    name = "toy"
+
+    def __init__(self) -> None:
+        self.compiles = 0
+        self.gate: Callable[[Constraint], None] = lambda constraint: None
+        self.refuse: set[int] = set()
+
+    def supports(self, constraint: Constraint) -> bool:
+        return isinstance(constraint, Choice)
+
+    def compile(self, constraint: Constraint) -> ToyCompiled:
+        self.gate(constraint)
+        self.compiles += 1
+        assert isinstance(constraint, Choice)
+        if "BAD" in constraint.options:
+            raise ConstraintError("BAD is bad", field="input.constraint.choice")
+        return ToyCompiled(constraint.options, self.refuse)
+
+    def fill(
+        self, matchers: Sequence[Matcher], words: npt.NDArray[np.int32], rows: Sequence[int]
+    ) -> None:
+        for matcher, row in zip(matchers, rows, strict=True):
+            assert isinstance(matcher, ToyMatcher)
+            words[row] = bitmask.pack(matcher.allowed(), VOCAB)
+
+
+class ToyCompiled(CompiledConstraint):
+    def __init__(self, options: tuple[str, ...], refuse: set[int]) -> None:
+        self._options = options
+        self._refuse = refuse
+
+    @property
+    def size_bytes(self) -> int:
+        return 100 * len(self._options)
+
+    def new_matcher(self) -> ToyMatcher:
+        return ToyMatcher(self._options, self._refuse)
+
+
+class ToyMatcher(Matcher):
+    def __init__(self, options: tuple[str, ...], refuse: set[int]) -> None:
+        self._left = options
+        self._refuse = refuse
+
+    def allowed(self) -> list[int]:
+        return sorted({ord(option[0]) - 32 for option in self._left if option})
+
+    def accept(self, token: int) -> None:
+        if token not in self.allowed() or token in self._refuse:
+            raise GrammarError(f"refused {token}")
+        self._left = tuple(o[1:] for o in self._left if o and ord(o[0]) - 32 == token)
+
+    @property
+    def accepting(self) -> bool:
+        return "" in self._left
+
+
+class StubEngine:
+    """A core over the two, and what it has said so far."""
+
+    def __init__(self, script: Script, **options: object) -> None:
+        settings: dict[str, object] = {
+            "block_size": 4,
+            "num_blocks": 32,
+            "context_length": 64,
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 16,
+            "check": True,
+        }
+        config = ResolvedConfig(**(settings | options))  # type: ignore[arg-type]
+        self.executor = StubExecutor(script, config.block_size)
+        self.backend = ToyBackend()
+        self.inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
+        self.grammars = GrammarManager(
+            self.backend, VOCAB, self.inbox.put, threads=2, cache_bytes=1000, cache_entries=8
+        )
+        self.core = EngineCore(
+            config,
+            self.executor,
+            self.grammars,
+            self.inbox,
+            eos_ids=frozenset({EOS}),
+        )
+        self.tokens: dict[str, list[int]] = {}
+        self.ends: dict[str, EngineOutput] = {}
+        self.num_blocks = config.num_blocks
+
+    def add(self, request_id: str, prompt: list[int], priority: int = 0, **params: object) -> None:
+        settings = SamplingParams(**params)  # type: ignore[arg-type]
+        self._sequence = getattr(self, "_sequence", 0) + 1
+        self.inbox.put(EngineRequest(request_id, prompt, settings, float(self._sequence), priority))
+        self.tokens[request_id] = []
+
+    def step(self) -> list[EngineOutput]:
+        outputs = self.core.step()
+        for output in outputs:
+            assert output.id not in self.ends, f"{output.id}: output after its end"
+            self.tokens[output.id] += output.new_ids
+            if output.finish is not None:
+                self.ends[output.id] = output
+        return outputs
+
+    def run(self, until: int, steps: int = 10_000) -> None:
+        """Step until so many requests have ended."""
+        for _ in range(steps):
+            if len(self.ends) >= until:
+                return
+            self.step()
+        raise AssertionError(f"{len(self.ends)} of {until} ended after {steps} steps")
+
+    def assert_clean(self) -> None:
+        """Nothing is left of any request."""
+        assert len(self.core.scheduler) == 0
+        assert self.grammars.num_waiting == 0
+        assert self.core.num_free_blocks == self.num_blocks
+        self.core.check()

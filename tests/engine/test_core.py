@@ -1,0 +1,362 @@
+import random
+import threading
+
+import pytest
+from stub_engine import EOS, StubEngine
+
+from structgen.constraints import Choice
+from structgen.messages import Abort, EngineRequest, FinishReason
+from structgen.params import SamplingParams
+
+
+def counting(tokens: list[int]) -> int:
+    """A deterministic "model": the next token depends on every token before it."""
+    return sum((i + 1) * t for i, t in enumerate(tokens)) % 60
+
+
+def alone(prompt: list[int], **params: object) -> list[int]:
+    engine = StubEngine(counting)
+    engine.add("alone", prompt, **params)
+    engine.run(1)
+    return engine.tokens["alone"]
+
+
+def ids(text: str) -> list[int]:
+    return [ord(c) - 32 for c in text]
+
+
+def test_a_long_prompt_is_computed_in_chunks_of_the_budget() -> None:
+    engine = StubEngine(counting, max_num_batched_tokens=5)
+    engine.add("a", list(range(12)), max_tokens=3)
+    engine.run(1)
+    assert [len(p.rows[0].token_ids) for p in engine.executor.plans] == [5, 5, 2, 1, 1]
+    assert engine.tokens["a"] == alone(list(range(12)), max_tokens=3)
+
+
+def test_prefill_chunks_and_decodes_share_a_step() -> None:
+    engine = StubEngine(counting, max_num_batched_tokens=6)
+    engine.add("a", [1, 2], max_tokens=20)
+    engine.step()
+    engine.add("b", list(range(12)), max_tokens=2)
+    engine.step()
+    assert [len(r.token_ids) for r in engine.executor.plans[-1].rows] == [1, 5]
+
+
+@pytest.mark.parametrize("budget", [1, 3, 4, 7, 64])
+@pytest.mark.parametrize("num_blocks", [16, 20, 64])
+def test_answers_do_not_depend_on_budget_or_space(budget: int, num_blocks: int) -> None:
+    engine = StubEngine(counting, max_num_batched_tokens=budget, num_blocks=num_blocks)
+    rng = random.Random(0)
+    prompts = [[rng.randrange(3) for _ in range(rng.randint(1, 20))] for _ in range(12)]
+    for index, prompt in enumerate(prompts):
+        engine.add(f"r{index}", prompt, max_tokens=15)
+    engine.run(len(prompts))
+    for index, prompt in enumerate(prompts):
+        assert engine.tokens[f"r{index}"] == alone(prompt, max_tokens=15)
+    engine.assert_clean()
+
+
+def test_preempted_requests_finish_with_few_preemptions() -> None:
+    engine = StubEngine(counting, num_blocks=16, max_num_seqs=32, max_num_batched_tokens=64)
+    for index in range(32):
+        engine.add(f"r{index}", [index] * 8, max_tokens=20)
+    engine.run(32)
+    preemptions = [end.stats.preemptions for end in engine.ends.values() if end.stats]
+    assert sum(preemptions) > 0
+    assert max(preemptions) <= 5
+    engine.assert_clean()
+
+
+def test_a_repeated_prompt_is_read_from_the_cache() -> None:
+    engine = StubEngine(counting)
+    for index, length in enumerate((3, 4, 5, 8)):
+        prompt = [index] * length
+        for round_ in range(2):
+            engine.add(f"{length}.{round_}", prompt, max_tokens=2)
+            engine.run(len(engine.ends) + 1)
+        assert engine.tokens[f"{length}.0"] == engine.tokens[f"{length}.1"]
+        stats = engine.ends[f"{length}.1"].stats
+        assert stats is not None
+        assert stats.cached_tokens == (length - 1) // 4 * 4
+    engine.assert_clean()
+
+
+def test_priority_goes_before_arrival() -> None:
+    engine = StubEngine(counting, max_num_seqs=1)
+    engine.add("late", [1], max_tokens=2, priority=1)
+    engine.add("early", [1], max_tokens=2, priority=0)
+    engine.run(2)
+    assert list(engine.ends) == ["early", "late"]
+
+
+def test_a_prompt_that_can_never_fit_is_refused_and_the_next_runs() -> None:
+    engine = StubEngine(counting, num_blocks=4, context_length=16)
+    engine.add("big", [1] * 16)
+    engine.add("small", [1] * 3, max_tokens=2)
+    engine.run(2)
+    error = engine.ends["big"].error
+    assert error is not None
+    assert error.kind == "InvalidRequest"
+    assert "1 to 15 tokens, got 16" in error.message
+    assert engine.ends["small"].finish is FinishReason.MAX_TOKENS
+
+
+def test_the_context_limit_ends_an_answer() -> None:
+    engine = StubEngine(counting, context_length=16)
+    engine.add("a", [1] * 10)
+    engine.run(1)
+    assert engine.ends["a"].finish is FinishReason.CONTEXT_LIMIT
+    assert len(engine.tokens["a"]) == 6
+
+
+def test_a_stop_id_ends_the_answer_and_is_not_part_of_it() -> None:
+    engine = StubEngine(lambda tokens: EOS if len(tokens) == 4 else 7)
+    engine.add("a", [1, 2])
+    engine.add("b", [1, 2], ignore_eos=True, max_tokens=4)
+    engine.add("c", [1, 2], stop_token_ids=(7,))
+    engine.run(3)
+    assert engine.tokens == {"a": [7, 7], "b": [7, 7, EOS, 7], "c": []}
+    assert engine.ends["a"].finish is FinishReason.STOP
+    assert engine.ends["a"].stop_id == EOS
+    assert engine.ends["c"].stop_id == 7
+
+
+def test_min_tokens_bans_stop_ids_until_then() -> None:
+    engine = StubEngine(lambda tokens: EOS)
+    engine.add("a", [1, 2], min_tokens=3)
+    engine.run(1)
+    assert len(engine.tokens["a"]) == 3
+    assert engine.ends["a"].finish is FinishReason.STOP
+
+
+def test_a_choice_is_obeyed_and_ends_without_a_forward_for_eos() -> None:
+    engine = StubEngine(lambda tokens: 40)
+    engine.add("a", [1, 2], constraint=Choice(("AB", "AC")))
+    engine.run(1)
+    assert engine.tokens["a"] == ids("AB")
+    assert engine.ends["a"].finish is FinishReason.CONSTRAINT_COMPLETE
+    assert engine.ends["a"].accepting
+    assert engine.ends["a"].stats is not None
+    assert engine.ends["a"].stats.forwards <= 3
+
+
+def test_where_the_grammar_may_end_or_go_on_the_model_decides() -> None:
+    for script, text, reason in (
+        (lambda tokens: EOS, "A", FinishReason.STOP),
+        (lambda tokens: ord("B") - 32, "AB", FinishReason.CONSTRAINT_COMPLETE),
+    ):
+        engine = StubEngine(script)
+        engine.add("a", [1, 2], constraint=Choice(("A", "AB")))
+        engine.run(1)
+        assert engine.tokens["a"] == ids(text)
+        assert engine.ends["a"].finish is reason
+
+
+def test_a_complete_grammar_wins_over_min_tokens() -> None:
+    engine = StubEngine(lambda tokens: EOS)
+    engine.add("a", [1, 2], min_tokens=60, constraint=Choice(("AB",)))
+    engine.run(1)
+    assert engine.tokens["a"] == ids("AB")
+    assert engine.ends["a"].finish is FinishReason.CONSTRAINT_COMPLETE
+
+
+def test_a_stop_id_inside_the_grammar_is_masked_until_it_accepts() -> None:
+    engine = StubEngine(lambda tokens: ord("B") - 32)
+    engine.add("a", [1, 2], stop_token_ids=(ord("B") - 32,), constraint=Choice(("AC", "ABX")))
+    engine.run(1)
+    assert engine.tokens["a"] == ids("AC")
+
+
+def test_a_grammar_that_needs_a_stop_id_is_a_dead_end_for_that_request_alone() -> None:
+    engine = StubEngine(counting)
+    engine.add("a", [1, 2], stop_token_ids=(ord("B") - 32,), constraint=Choice(("ABX",)))
+    engine.add("b", [1, 2], max_tokens=5)
+    engine.run(2)
+    assert engine.ends["a"].finish is FinishReason.DEAD_END
+    assert engine.tokens["a"] == ids("A")
+    assert "no token is left" in engine.ends["a"].detail
+    assert engine.tokens["b"] == alone([1, 2], max_tokens=5)
+
+
+def test_the_prompt_is_computed_while_its_constraint_compiles() -> None:
+    engine = StubEngine(counting)
+    gate = threading.Event()
+    engine.backend.gate = lambda constraint: gate.wait(10) and None
+    engine.add("a", list(range(9)), constraint=Choice(("AB",)))
+    engine.step()
+    plan = engine.executor.plans[-1]
+    assert (plan.rows[0].token_ids, plan.rows[0].num_logits) == (list(range(8)), 0)
+    gate.set()
+    engine.run(1)
+    assert engine.tokens["a"] == ids("AB")
+    assert engine.executor.plans[1].rows[0].token_ids == [8]
+
+
+def test_ten_requests_share_one_compile() -> None:
+    engine = StubEngine(counting, max_num_seqs=16)
+    for index in range(10):
+        engine.add(f"r{index}", [index, 2], constraint=Choice(("AB", "C")))
+    engine.run(10)
+    engine.add("later", [5], constraint=Choice(("AB", "C")))
+    engine.run(11)
+    assert engine.backend.compiles == 1
+    info = engine.ends["later"].stats.constraint  # type: ignore[union-attr]
+    assert info is not None
+    assert info.cached
+    assert info.backend == "toy"
+
+
+def test_a_failed_compile_ends_that_request_alone_and_is_remembered() -> None:
+    engine = StubEngine(counting)
+    engine.add("bad", [1, 2, 3], constraint=Choice(("BAD",)))
+    engine.add("good", [1, 2], max_tokens=5)
+    engine.run(2)
+    engine.add("again", [1], constraint=Choice(("BAD",)))
+    engine.run(3)
+    for name in ("bad", "again"):
+        error = engine.ends[name].error
+        assert error is not None
+        assert (error.kind, error.message) == ("ConstraintError", "BAD is bad")
+        assert error.field == "input.constraint.choice"
+    assert engine.backend.compiles == 1
+    assert engine.tokens["good"] == alone([1, 2], max_tokens=5)
+    engine.assert_clean()
+
+
+def test_a_failure_that_is_not_the_constraints_is_not_remembered() -> None:
+    engine = StubEngine(counting)
+
+    def fail(constraint: object) -> None:
+        raise MemoryError("no room")
+
+    engine.backend.gate = fail
+    engine.add("a", [1, 2], constraint=Choice(("AB",)))
+    engine.run(1)
+    assert engine.ends["a"].error is not None
+    assert engine.ends["a"].error.kind == "InternalError"
+    engine.backend.gate = lambda constraint: None
+    engine.add("b", [1, 2], constraint=Choice(("AB",)))
+    engine.run(2)
+    assert engine.tokens["b"] == ids("AB")
+
+
+def test_parked_requests_neither_take_seats_nor_keep_blocks_from_others() -> None:
+    engine = StubEngine(counting, max_num_seqs=2, num_blocks=16)
+    gate = threading.Event()
+    engine.backend.gate = lambda constraint: gate.wait(10) and None
+    for index in range(8):
+        engine.add(f"slow{index}", [index] * 9, constraint=Choice((f"A{index}",)))
+    for _ in range(3):  # five of them fit; a further step would wait for the compiler
+        engine.step()
+    engine.add("plain", [1] * 40, max_tokens=5)
+    engine.run(1)
+    assert engine.tokens["plain"] == alone([1] * 40, max_tokens=5)
+    gate.set()
+    engine.run(9)
+    engine.assert_clean()
+
+
+def test_aborting_the_last_waiter_cancels_a_queued_compile() -> None:
+    engine = StubEngine(counting)
+    gate = threading.Event()
+    engine.backend.gate = lambda constraint: gate.wait(10) and None
+    for index in range(4):  # two compile at a time, two wait
+        engine.add(f"r{index}", [1, 2], constraint=Choice((f"A{index}",)))
+    engine.step()
+    engine.inbox.put(Abort(["r0", "r1", "r2", "r3"]))
+    engine.add("plain", [1], max_tokens=1)
+    engine.run(1)
+    gate.set()
+    engine.add("after", [1], constraint=Choice(("Z",)))
+    engine.run(2)
+    assert engine.backend.compiles <= 3
+    engine.assert_clean()
+
+
+def test_an_abort_during_the_forward_commits_nothing() -> None:
+    engine = StubEngine(counting)
+    engine.add("a", [1, 2])
+    engine.add("b", [1, 2], max_tokens=4)
+    engine.step()
+    engine.executor.on_forward = lambda plan: engine.inbox.put(Abort(["a", "unknown"]))
+    outputs = engine.step()
+    assert [output.id for output in outputs] == ["b"]
+    engine.executor.on_forward = lambda plan: None
+    engine.run(1)
+    engine.assert_clean()
+
+
+def test_a_duplicate_id_is_refused_and_the_first_goes_on() -> None:
+    engine = StubEngine(counting)
+    engine.add("a", [1, 2], max_tokens=4)
+    engine.step()
+    engine.inbox.put(EngineRequest("a", [1], SamplingParams(), 0.0))
+    outputs = engine.core.step()
+    kinds = [output.error.kind for output in outputs if output.error]
+    assert kinds == ["DuplicateRequest"]
+
+
+def test_a_row_that_fails_on_the_device_ends_alone() -> None:
+    engine = StubEngine(counting)
+    engine.executor.fail_ids = {"a"}
+    engine.add("a", [1, 2])
+    engine.add("b", [1, 2], max_tokens=4)
+    engine.run(2)
+    assert engine.ends["a"].error is not None
+    assert engine.ends["a"].error.kind == "InternalError"
+    assert engine.tokens["b"] == alone([1, 2], max_tokens=4)
+    engine.assert_clean()
+
+
+def test_a_token_that_the_matcher_refuses_ends_that_request_alone() -> None:
+    engine = StubEngine(counting)
+    engine.backend.refuse = {ord("B") - 32}
+    engine.add("a", [1, 2], constraint=Choice(("AB",)))
+    engine.add("b", [1, 2], max_tokens=4)
+    engine.run(2)
+    error = engine.ends["a"].error
+    assert error is not None
+    assert error.kind == "InternalError"
+    assert "refused" in error.message
+    assert engine.tokens["b"] == alone([1, 2], max_tokens=4)
+
+
+def test_a_time_limit_ends_with_what_there_is() -> None:
+    engine = StubEngine(counting)
+    engine.add("a", [1, 2], time_limit_s=1e-9)  # arrival is long past on the monotonic clock
+    engine.run(1)
+    assert engine.ends["a"].finish is FinishReason.TIME_LIMIT
+    engine.assert_clean()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_submits_cancels_and_preemptions_leave_nothing_behind(seed: int) -> None:
+    rng = random.Random(seed)
+    engine = StubEngine(
+        counting, num_blocks=18, max_num_seqs=6, max_num_batched_tokens=rng.choice([3, 9, 40])
+    )
+    added: dict[str, tuple[list[int], dict[str, object]]] = {}
+    for event in range(700):
+        if rng.random() < 0.35:
+            name = f"r{event}"
+            prompt = [rng.randrange(2) for _ in range(rng.randint(1, 24))]
+            params: dict[str, object] = {"max_tokens": rng.randint(1, 12)}
+            if rng.random() < 0.4:
+                params["constraint"] = Choice(tuple(rng.sample(["AB", "AC", "B", "BAD"], 2)))
+            engine.add(name, prompt, priority=rng.randrange(2), **params)
+            added[name] = prompt, params
+        if rng.random() < 0.15 and added:
+            name = rng.choice(list(added))
+            engine.inbox.put(Abort([name]))
+            added.pop(name)
+        if set(added) - set(engine.ends):  # with nothing open, a step would wait for ever
+            engine.step()
+    while set(added) - set(engine.ends):
+        engine.step()
+    engine.add("last", [1], max_tokens=1)  # lets the engine see the last aborts
+    engine.run(len(engine.ends) + 1)
+    assert set(added) <= set(engine.ends)
+    for name, (prompt, params) in rng.sample(sorted(added.items()), 20):
+        if engine.ends[name].error is None:
+            assert engine.tokens[name] == alone(prompt, **params)
+    engine.assert_clean()
