@@ -35,6 +35,7 @@ from structgen.messages import (
 
 log = logs.get(__name__)
 
+CONNECT_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 5.0
 STDERR = 2
 
@@ -74,6 +75,7 @@ class ProcessClient:
         self._engine = await _Engine.spawn(self._config)
         message = await self._engine.receive()
         if isinstance(message, Ready):
+            await self._engine.connected()
             return message.model
         await self.close()
         if isinstance(message, Fatal):
@@ -143,6 +145,13 @@ class _Engine:
             self._input.send(messages.encode(message), zmq.NOBLOCK)
         except zmq.Again:
             raise EngineDead("the engine does not answer") from None
+
+    async def connected(self) -> None:
+        """Wait until the process has connected to the socket that `send` writes to."""
+        # Nobody else touches the socket before `start` returns.
+        wait_ms = int(CONNECT_TIMEOUT_S * 1000)
+        if not await asyncio.to_thread(self._input.poll, wait_ms, zmq.POLLOUT):
+            raise EngineDead("the engine does not listen")
 
     async def receive(self) -> FromEngine | int:
         """Wait for a message, or for the process to end: then return its exit code."""

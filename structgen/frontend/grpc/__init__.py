@@ -1,0 +1,1 @@
+"""The gRPC service: protos in `_pb`, their conversion, the servicers, the server."""

@@ -1,0 +1,384 @@
+"""AsyncLLM: answers as asynchronous streams, over one engine that is restarted when it dies.
+
+All state belongs to the event loop that `start` ran on.  One task receives from the engine, turns
+outputs into pieces and hands each to its stream:
+
+    engine ──receive──► output task ──process──► _Stream ──next──► generate() ──► caller
+       ▲                                                               │
+       └───────────── EngineRequest, Abort (closed or cancelled) ──────┘
+
+Invariants: a request is in `_streams` from admission until its last word was taken or its caller
+left, and in the output processor while the engine has it; leaving early sends exactly one Abort.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import msgspec
+
+from structgen import logs
+from structgen.config import EngineConfig
+from structgen.errors import (
+    DuplicateRequest,
+    EngineDead,
+    InternalError,
+    LimitExceeded,
+    StructgenError,
+)
+from structgen.frontend.inputs import (
+    GenerationInput,
+    InputProcessor,
+    new_request_id,
+    num_chars,
+)
+from structgen.frontend.outputs import Batch, OutputProcessor, RequestOutput, merge
+from structgen.messages import Abort, EngineRequest, ModelInfo
+from structgen.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from structgen.engine.client import EngineClient
+
+log = logs.get(__name__)
+
+INLINE_CHARS = 2048  # about a millisecond to encode; more goes to a thread
+
+MAX_BACKOFF_S = 30.0
+SHUTTING_DOWN = "the server is shutting down"
+
+
+class AsyncLLM:
+    """An engine and the requests that run in it.
+
+    `on_state` is called with `ready` whenever that changes.  After `max_restarts` restarts in a row
+    without a served request the engine is given up: `wait_closed` raises.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        client: EngineClient | None = None,
+        *,
+        load_tokenizer: Callable[[Path], Tokenizer] = Tokenizer.load,
+        on_state: Callable[[bool], None] | None = None,
+        max_restarts: int = 5,
+        backoff_s: float = 0.5,
+    ) -> None:
+        """client: default is an engine process of its own.  backoff_s doubles with each restart."""
+        self.config = config
+        self.on_state = on_state
+        self._client = client if client is not None else _process_client(config)
+        self._load_tokenizer = load_tokenizer
+        self._max_restarts = max_restarts
+        self._backoff_s = backoff_s
+        self._num_restarts = 0
+        self._running = False
+        self._closing = False
+        self._told_ready = False
+        self._loaded: _Loaded | None = None
+        self._streams: dict[str, _Stream] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._serials = itertools.count()
+        self._encoder = ThreadPoolExecutor(1, thread_name_prefix="structgen-encode")
+        self._output_task: asyncio.Task[None] | None = None
+
+    # ---- life
+
+    async def start(self) -> None:
+        """Start the engine and wait until it answers.
+
+        Raises ConfigError: it cannot start with this configuration.  EngineDead: it died.
+        """
+        assert self._output_task is None, "started twice"
+        model = await self._client.start()
+        tokenizer = await asyncio.to_thread(self._load_tokenizer, Path(model.folder))
+        await self._open_for(model, tokenizer)
+        self._output_task = asyncio.create_task(self._supervise(), name="structgen-outputs")
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuse new requests, give the running ones `grace_s` to finish, abort the rest.
+
+        Those aborted fail with EngineDead, so that a caller does not take a part for an answer and
+        knows that another server may be asked.
+        """
+        self._closing = True
+        self._tell_state()
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._idle.wait()
+        except TimeoutError:
+            log.warning("grace period over", aborted=len(self._streams))
+            self._abort_all(EngineDead, SHUTTING_DOWN)
+
+    async def close(self) -> None:
+        """Fail what is open and stop the engine.  Idempotent."""
+        self._closing = True
+        if self._output_task is not None:
+            self._output_task.cancel()
+            await asyncio.wait([self._output_task])
+            if not self._output_task.cancelled():
+                self._output_task.exception()  # logged when it happened; now it counts as seen
+        self._abort_all(EngineDead, SHUTTING_DOWN)
+        self._set_running(False)
+        await self._client.close()
+        self._encoder.shutdown(wait=False)
+
+    async def wait_closed(self) -> None:
+        """Return once closed.  Raises StructgenError: the engine was given up."""
+        assert self._output_task is not None, "not started"
+        await asyncio.wait([self._output_task])
+        if not self._output_task.cancelled():
+            self._output_task.result()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @property
+    def ready(self) -> bool:
+        """Whether a new request would be taken (queue limits aside)."""
+        return self._running and not self._closing
+
+    @property
+    def model(self) -> ModelInfo:
+        return self._require_loaded().model
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._require_loaded().tokenizer
+
+    @property
+    def num_open(self) -> int:
+        """Requests admitted whose last word was not taken yet."""
+        return len(self._streams)
+
+    # ---- requests
+
+    async def generate(self, input: GenerationInput) -> AsyncGenerator[RequestOutput, None]:
+        """Stream the answer in pieces; the last one has `finish`.
+
+        What a slow caller has not taken is joined into one piece.  Closing the generator or
+        cancelling the task that waits for it aborts the request; a caller that may leave the loop
+        early should hold it in `contextlib.aclosing`.
+
+        Raises InvalidRequest, DuplicateRequest, LimitExceeded: not admitted.  EngineDead: the
+        engine died or the server is draining.  Else what ended this request.
+        """
+        stream = self._admit(input)
+        try:
+            await self._submit(stream, input)
+            while True:
+                piece = await stream.next()
+                if piece.finish is not None:
+                    self._release(stream)  # the caller need not come back after the last piece
+                yield piece
+                if piece.finish is not None:
+                    return
+        finally:
+            self._release(stream)
+
+    def _admit(self, input: GenerationInput) -> _Stream:
+        """Reserve the request id, before anything is awaited."""
+        if not self.ready:
+            raise EngineDead(SHUTTING_DOWN if self._closing else "the engine is not running")
+        if len(self._streams) >= self.config.max_waiting:
+            raise LimitExceeded(
+                f"the server holds at most {self.config.max_waiting} requests (max_waiting)"
+            )
+        if input.request_id in self._streams:
+            raise DuplicateRequest(
+                f"request_id {input.request_id!r} is in use by a live request",
+                field="input.request_id",
+            )
+        stream = _Stream(input.request_id or new_request_id(), next(self._serials))
+        self._streams[stream.request_id] = stream
+        self._idle.clear()
+        return stream
+
+    async def _submit(self, stream: _Stream, input: GenerationInput) -> None:
+        request = await self._encode(input)
+        if stream.failed:  # the engine died, or the grace period ended, while we encoded
+            return
+        request = msgspec.structs.replace(request, id=stream.engine_id)
+        self._client.send(request)
+        self._require_loaded().outputs.add(request, stream.request_id)
+
+    async def _encode(self, input: GenerationInput) -> EngineRequest:
+        process = self._require_loaded().inputs.process
+        if num_chars(input.prompt) <= INLINE_CHARS:
+            return process(input)
+        return await asyncio.get_running_loop().run_in_executor(self._encoder, process, input)
+
+    def _release(self, stream: _Stream) -> None:
+        """Forget a request; the engine must too if it still has it.  Idempotent."""
+        if self._streams.get(stream.request_id) is stream:
+            del self._streams[stream.request_id]
+        if not self._streams:
+            self._idle.set()
+        if self._require_loaded().outputs.discard(stream.engine_id):
+            self._abort([stream.engine_id])
+
+    def _abort_all(self, kind: type[StructgenError], message: str) -> None:
+        """Fail every open request and have the engine forget them."""
+        for stream in self._streams.values():
+            stream.fail(kind(message))
+        if self._loaded is not None:
+            self._abort(self._loaded.outputs.clear())
+
+    def _abort(self, engine_ids: list[str]) -> None:
+        if engine_ids and self._running:
+            with contextlib.suppress(EngineDead):  # then it has forgotten them already
+                self._client.send(Abort(engine_ids))
+
+    # ---- the output task
+
+    async def _supervise(self) -> None:
+        """Receive, and restart the engine when it dies.  Raises: given up, or a bug of ours."""
+        try:
+            while True:
+                try:
+                    await self._receive()
+                except EngineDead as error:
+                    self._lose_engine(error)
+                    await self._restart()
+        except Exception as error:
+            log.error("giving up", exc_info=True)
+            # Nothing will be received any more, so nobody may wait.
+            self._abort_all(InternalError, f"the front end failed: {error}")
+            self._set_running(False)
+            raise
+
+    async def _receive(self) -> None:
+        outputs = self._require_loaded().outputs
+        while True:
+            batch = outputs.process(await self._client.receive())
+            self._hand_out(batch)
+            self._abort(batch.abort_ids)
+            await asyncio.sleep(0)  # receive() need not suspend; the callers must get their turn
+
+    def _hand_out(self, batch: Batch) -> None:
+        for piece in batch.outputs:
+            self._streams[piece.request_id].put(piece)
+            if piece.finish is not None:
+                self._num_restarts = 0
+        for request_id, error in batch.failures:
+            self._streams[request_id].fail(error)
+
+    def _lose_engine(self, error: EngineDead) -> None:
+        log.error("engine died", reason=error.message, open=len(self._streams))
+        self._set_running(False)
+        self._abort_all(EngineDead, error.message)
+
+    async def _restart(self) -> None:
+        """Start the engine again, waiting longer each time.  Raises StructgenError: given up."""
+        while self._num_restarts < self._max_restarts:
+            await asyncio.sleep(min(self._backoff_s * 2**self._num_restarts, MAX_BACKOFF_S))
+            self._num_restarts += 1
+            try:
+                model = await self._client.start()
+            except EngineDead as error:
+                log.error("engine did not restart", reason=error.message, tries=self._num_restarts)
+                continue
+            await self._open_for(model, self.tokenizer)
+            log.info("engine restarted", tries=self._num_restarts)
+            return
+        raise EngineDead(f"the engine died again after {self._num_restarts} restarts")
+
+    # ---- state
+
+    async def _open_for(self, model: ModelInfo, tokenizer: Tokenizer) -> None:
+        # In a thread: a large vocabulary's byte table takes a while to build.
+        self._loaded = await asyncio.to_thread(_Loaded, model, tokenizer)
+        self._set_running(True)
+
+    def _set_running(self, running: bool) -> None:
+        self._running = running
+        self._tell_state()
+
+    def _tell_state(self) -> None:
+        if self.ready != self._told_ready:
+            self._told_ready = self.ready
+            if self.on_state is not None:
+                self.on_state(self.ready)
+
+    def _require_loaded(self) -> _Loaded:
+        assert self._loaded is not None, "not started"
+        return self._loaded
+
+
+class _Loaded:
+    """What belongs to one run of the engine."""
+
+    __slots__ = ("inputs", "model", "outputs", "tokenizer")
+
+    def __init__(self, model: ModelInfo, tokenizer: Tokenizer) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.inputs = InputProcessor(tokenizer, model)
+        self.outputs = OutputProcessor(tokenizer.token_bytes)
+
+
+class _Stream:
+    """Hands the pieces of one answer from the output task to its caller.
+
+    Holds one piece at most: what comes before the caller takes it is joined to it.
+    """
+
+    __slots__ = ("_changed", "_error", "_piece", "engine_id", "request_id")
+
+    def __init__(self, request_id: str, serial: int) -> None:
+        self.request_id = request_id
+        # The caller may use its id again while outputs of this request are still on their way.
+        self.engine_id = f"{request_id}#{serial}"
+        self._changed = asyncio.Event()
+        self._piece: RequestOutput | None = None
+        self._error: StructgenError | None = None
+
+    @property
+    def failed(self) -> bool:
+        return self._error is not None
+
+    def put(self, piece: RequestOutput) -> None:
+        self._piece = piece if self._piece is None else merge((self._piece, piece))
+        self._changed.set()
+
+    def fail(self, error: StructgenError) -> None:
+        """End the stream, after the piece that waits.  A complete answer stays one."""
+        if self._error is None and (self._piece is None or self._piece.finish is None):
+            self._error = error
+            self._changed.set()
+
+    async def next(self) -> RequestOutput:
+        while self._piece is None:
+            if self._error is not None:
+                raise self._error
+            self._changed.clear()
+            await self._changed.wait()
+        piece, self._piece = self._piece, None
+        return piece
+
+
+def _process_client(config: EngineConfig) -> EngineClient:
+    from structgen.engine.client import ProcessClient
+
+    return ProcessClient(config)

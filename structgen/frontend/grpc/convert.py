@@ -1,0 +1,287 @@
+"""GenerationInput on the wire <-> GenerationInput of the front end.
+
+Presence decides, never a value: an unset field leaves the default to SamplingParams, a set one is
+passed on and checked there.  What the contract names but this server does not offer is refused
+here, by path; nothing that a client sets is ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from typing import Any, assert_never
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+
+from structgen.constraints import (
+    Choice,
+    Constraint,
+    Ebnf,
+    JsonObject,
+    JsonSchema,
+    Regex,
+    Whitespace,
+)
+from structgen.errors import ConstraintError, InvalidRequest, Unsupported
+from structgen.frontend.grpc._pb import constraint_pb2, generation_pb2
+from structgen.frontend.inputs import GenerationInput
+from structgen.params import SamplingParams
+from structgen.tokenizer import ChatMessage
+
+# Path in GenerationInput -> the values that may be given for it.  Each names something that the
+# contract has and this server does not: it leaves the table when the server does.
+NOT_OFFERED: Mapping[str, Container[Any]] = {
+    "constraint.structural_tag": (),
+    "constraint.constraint_id": (),
+    "constraint.grammar.syntax": (
+        constraint_pb2.Grammar.SYNTAX_UNSPECIFIED,
+        constraint_pb2.Grammar.SYNTAX_EBNF,
+    ),
+    "constraint.options.backend": (
+        constraint_pb2.BACKEND_UNSPECIFIED,
+        constraint_pb2.BACKEND_AUTO,
+        constraint_pb2.BACKEND_XGRAMMAR,
+    ),
+    "constraint.options.unsupported": (
+        constraint_pb2.UNSUPPORTED_POLICY_UNSPECIFIED,
+        constraint_pb2.UNSUPPORTED_POLICY_REJECT,
+    ),
+    "constraint.options.truncation": (
+        constraint_pb2.TRUNCATION_UNSPECIFIED,
+        constraint_pb2.TRUNCATION_MARK,
+    ),
+    "constraint.options.jump_forward": (
+        constraint_pb2.JUMP_FORWARD_UNSPECIFIED,
+        constraint_pb2.JUMP_FORWARD_OFF,
+    ),
+    "sampling.n": (1,),
+    "sampling.repetition_penalty": (1.0,),
+    "sampling.frequency_penalty": (0.0,),
+    "sampling.presence_penalty": (0.0,),
+    "sampling.logit_bias": (),
+    "sampling.allowed_token_ids": (),
+    "sampling.bad_words": (),
+    "sampling.bad_token_ids": (),
+    "response.logprobs": (),
+    "response.prompt_logprobs": (),
+    "response.constraint_mass": (False,),
+}
+
+_WHITESPACES = {
+    constraint_pb2.WHITESPACE_UNSPECIFIED: Whitespace.COMPACT,
+    constraint_pb2.WHITESPACE_COMPACT: Whitespace.COMPACT,
+    constraint_pb2.WHITESPACE_FLEXIBLE: Whitespace.FLEXIBLE,
+}
+
+
+# ---- wire -> front end
+
+
+def from_wire(message: generation_pb2.GenerationInput) -> GenerationInput:
+    """Parse a request.
+
+    Raises InvalidRequest, ConstraintError: a value is missing or outside its range.  Raises
+    Unsupported: a field is set that this server does not offer.
+    """
+    _refuse_not_offered(message)
+    return GenerationInput(
+        request_id=message.request_id,
+        prompt=_prompt(message),
+        params=_params(message),
+        priority=message.priority,
+        special_tokens=message.special_tokens,
+    )
+
+
+def chat_messages(chat: generation_pb2.Chat) -> list[ChatMessage]:
+    return [ChatMessage(message.role, message.content) for message in chat.messages]
+
+
+def _refuse_not_offered(message: generation_pb2.GenerationInput) -> None:
+    for path, offered in NOT_OFFERED.items():
+        value = _value_at(message, path)
+        if value is not None and value not in offered:
+            raise Unsupported(
+                f"this server does not offer {path.rpartition('.')[2]}, got {_shown(value)}",
+                field=f"input.{path}",
+            )
+
+
+def _value_at(message: Message, path: str) -> Any:
+    """Return the value of a field, or None if it or a message around it is not set."""
+    *parents, name = path.split(".")
+    for parent in parents:
+        if not message.HasField(parent):
+            return None
+        message = getattr(message, parent)
+    field = message.DESCRIPTOR.fields_by_name[name]
+    value = getattr(message, name)
+    if field.has_presence:
+        return value if message.HasField(name) else None
+    return value if not field.is_repeated or value else None
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 100 else f"{text[:100]} ..."
+
+
+def _prompt(message: generation_pb2.GenerationInput) -> str | list[int] | list[ChatMessage]:
+    match message.WhichOneof("prompt"):
+        case "text":
+            return message.text
+        case "token_ids":
+            return list(message.token_ids.ids)
+        case "chat":
+            return chat_messages(message.chat)
+        case _:
+            raise InvalidRequest(
+                "prompt must be one of text, token_ids and chat, got none", field="input.prompt"
+            )
+
+
+def _params(message: generation_pb2.GenerationInput) -> SamplingParams:
+    stopping = message.stopping
+    return SamplingParams(
+        **_given(message.sampling, ("temperature", "top_k", "top_p", "min_p", "seed")),
+        **_given(stopping, ("max_tokens", "min_tokens")),
+        stop=tuple(stopping.stop),
+        stop_token_ids=tuple(stopping.stop_token_ids),
+        include_stop=stopping.include_stop,
+        ignore_eos=stopping.ignore_eos,
+        time_limit_s=_seconds(message.time_limit) if message.HasField("time_limit") else None,
+        constraint=_constraint(message.constraint) if message.HasField("constraint") else None,
+    )
+
+
+def _given(message: Message, names: Sequence[str]) -> dict[str, Any]:
+    return {name: getattr(message, name) for name in names if message.HasField(name)}
+
+
+def _seconds(duration: Duration) -> float:
+    if abs(duration.nanos) >= 10**9 or duration.seconds * duration.nanos < 0:
+        raise InvalidRequest(
+            f"time_limit is not a Duration: {duration.seconds} s and {duration.nanos} ns",
+            field="input.time_limit",
+        )
+    return duration.seconds + duration.nanos / 1e9
+
+
+def _constraint(message: constraint_pb2.Constraint) -> Constraint:
+    kind = message.WhichOneof("kind")
+    whitespace = _whitespace(message.options, kind)
+    match kind:
+        case "json_schema":
+            return JsonSchema(message.json_schema, whitespace)
+        case "json_object":
+            _require_true(message.json_object)
+            return JsonObject(whitespace)
+        case "regex":
+            return Regex(message.regex)
+        case "grammar":
+            return Ebnf(message.grammar.text, message.grammar.root_rule or "root")
+        case "choice":
+            return Choice(tuple(message.choice.options))
+        case _:
+            raise ConstraintError(
+                "constraint must have a kind, such as json_schema or regex, got none",
+                field="input.constraint.kind",
+            )
+
+
+def _require_true(json_object: bool) -> None:
+    if not json_object:
+        raise ConstraintError(
+            "json_object must be true; leave the constraint out for free text",
+            field="input.constraint.json_object",
+        )
+
+
+def _whitespace(options: constraint_pb2.ConstraintOptions, kind: str | None) -> Whitespace:
+    field = "input.constraint.options.whitespace"
+    if options.whitespace not in _WHITESPACES:
+        raise ConstraintError(f"whitespace has no value {options.whitespace}", field=field)
+    if options.whitespace and kind not in ("json_schema", "json_object"):
+        raise ConstraintError(f"whitespace does not apply to {kind}", field=field)
+    return _WHITESPACES[options.whitespace]
+
+
+# ---- front end -> wire
+
+
+def to_wire(given: GenerationInput) -> generation_pb2.GenerationInput:
+    """Build a request; what is at its default stays unset.
+
+    Raises InvalidRequest: a number or a text cannot be put on the wire at all.
+    """
+    try:
+        return _to_wire(given)
+    except (OverflowError, ValueError) as error:  # out of range, or a lone surrogate
+        raise InvalidRequest(f"the request cannot be sent: {error}", field="input") from None
+
+
+def _to_wire(given: GenerationInput) -> generation_pb2.GenerationInput:
+    message = generation_pb2.GenerationInput(
+        request_id=given.request_id, special_tokens=given.special_tokens
+    )
+    if given.priority:
+        message.priority = given.priority
+    _put_prompt(given.prompt, message)
+    _put_params(given.params, message)
+    if given.params.constraint is not None:
+        _put_constraint(given.params.constraint, message.constraint)
+    return message
+
+
+def _put_prompt(
+    prompt: str | Sequence[int] | Sequence[ChatMessage], message: generation_pb2.GenerationInput
+) -> None:
+    if isinstance(prompt, str):
+        message.text = prompt
+        return
+    message.token_ids.SetInParent()  # an empty list is still a list, for the server to refuse
+    for part in prompt:
+        if isinstance(part, ChatMessage):
+            message.chat.messages.add(role=part.role, content=part.content)
+        else:
+            message.token_ids.ids.append(part)
+
+
+def _put_params(params: SamplingParams, message: generation_pb2.GenerationInput) -> None:
+    defaults = SamplingParams()
+    for target, names in (
+        (message.sampling, ("temperature", "top_k", "top_p", "min_p", "seed")),
+        (message.stopping, ("max_tokens", "min_tokens", "include_stop", "ignore_eos")),
+    ):
+        for name in names:
+            value = getattr(params, name)
+            if value != getattr(defaults, name):
+                setattr(target, name, value)
+    message.stopping.stop.extend(params.stop)
+    message.stopping.stop_token_ids.extend(params.stop_token_ids)
+    if params.time_limit_s is not None:
+        message.time_limit.FromNanoseconds(round(params.time_limit_s * 1e9))
+
+
+def _put_constraint(constraint: Constraint, message: constraint_pb2.Constraint) -> None:
+    match constraint:
+        case JsonSchema():
+            message.json_schema = constraint.schema
+            _put_whitespace(constraint.whitespace, message)
+        case JsonObject():
+            message.json_object = True
+            _put_whitespace(constraint.whitespace, message)
+        case Regex():
+            message.regex = constraint.pattern
+        case Ebnf():
+            message.grammar.text = constraint.text
+            message.grammar.root_rule = constraint.root
+        case Choice():
+            message.choice.options.extend(constraint.options)
+        case _:
+            assert_never(constraint)
+
+
+def _put_whitespace(whitespace: Whitespace, message: constraint_pb2.Constraint) -> None:
+    if whitespace is Whitespace.FLEXIBLE:
+        message.options.whitespace = constraint_pb2.WHITESPACE_FLEXIBLE

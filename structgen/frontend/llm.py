@@ -1,0 +1,280 @@
+"""LLM: a list of prompts in, a list of results out, in input order.
+
+The engine runs in this process and in the calling thread: `generate` drives it until the last
+answer is there.  A request that fails keeps its place with its error; the others go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Mapping, Sequence, Sized
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn, Protocol, Self, cast
+
+import msgspec
+from tqdm import tqdm
+
+from structgen import config
+from structgen.config import EngineConfig
+from structgen.errors import ConfigError, EngineDead, InvalidRequest, StructgenError
+from structgen.frontend.arguments import (
+    AnyConstraint,
+    AnyPrompt,
+    constrain,
+    to_constraint,
+    to_prompt,
+)
+from structgen.frontend.inputs import GenerationInput, InputProcessor, Prompt
+from structgen.frontend.outputs import (
+    Batch,
+    Finish,
+    OutputProcessor,
+    RequestOutput,
+    Timings,
+    Usage,
+    merge,
+)
+from structgen.messages import Abort, ConstraintInfo, EngineOutput, EngineRequest, ModelInfo
+from structgen.params import SamplingParams
+from structgen.tokenizer import Tokenizer
+
+
+class GenerationResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole answer to one prompt, or why there is none.
+
+    Either `finish` is set, or `error`; with an error, text and ids are what came before it.
+    """
+
+    request_id: str
+    text: str = ""
+    token_ids: list[int] = []
+    finish: Finish | None = None
+    usage: Usage | None = None
+    timings: Timings | None = None
+    constraint: ConstraintInfo | None = None
+    error: StructgenError | None = None
+
+    def raise_for_error(self) -> Self:
+        """Return this result, or raise its error."""
+        if self.error is not None:
+            raise self.error
+        return self
+
+
+class StepClient(Protocol):
+    """An engine that works while it is waited for: `structgen.engine.client.InprocClient`."""
+
+    @property
+    def model(self) -> ModelInfo: ...
+
+    def send(self, message: EngineRequest | Abort) -> None: ...
+
+    def step(self) -> list[EngineOutput]: ...
+
+    def close(self) -> None: ...
+
+
+class LLM:
+    """A model for offline use.
+
+        with LLM("smollm2-135m", max_num_seqs=32) as llm:
+            results = llm.generate(prompts, SamplingParams(max_tokens=64), constraint=schema)
+
+    One thread at a time may use it.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = "smollm2-135m",
+        *,
+        client: StepClient | None = None,
+        tokenizer: Tokenizer | None = None,
+        **options: object,
+    ) -> None:
+        """options: of EngineConfig.  client, tokenizer: instead of what they say.
+
+        Raises ConfigError: an option is unknown or wrong, or the model cannot be loaded.
+        """
+        self.config = _config(model, options)
+        self._client = client if client is not None else _inproc_client(self.config)
+        folder = Path(self._client.model.folder)
+        self.tokenizer = tokenizer if tokenizer is not None else Tokenizer.load(folder)
+        self._inputs = InputProcessor(self.tokenizer, self._client.model)
+        self._outputs = OutputProcessor(self.tokenizer.token_bytes)
+        self._serials = itertools.count()
+
+    @property
+    def model(self) -> ModelInfo:
+        return self._client.model
+
+    def generate(
+        self,
+        prompts: AnyPrompt | Sequence[AnyPrompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        constraint: AnyConstraint | None = None,
+        use_tqdm: bool = True,
+    ) -> list[GenerationResult]:
+        """Answer each prompt, in input order.
+
+        prompts: a text, a list of token ids or a list of chat messages; or a list of those.
+        params: for all, or one for each prompt.  constraint: for all; a mapping or a Pydantic model
+        class is a JSON schema.
+
+        Raises InvalidRequest: the arguments do not fit together.  What is wrong with one prompt is
+        in its result.  An engine that dies raises.
+        """
+        inputs = _inputs(_prompts(prompts), params, constraint)
+        with tqdm(total=len(inputs), unit="request", disable=not use_tqdm) as bar:
+            run = _Run(inputs, bar)
+            try:
+                self._answer(run)
+            finally:  # an exception or Ctrl-C must not leave requests behind
+                if abandoned := self._outputs.clear():
+                    with contextlib.suppress(EngineDead):
+                        self._client.send(Abort(abandoned))
+        return run.results()
+
+    def _answer(self, run: _Run) -> None:
+        while True:
+            self._submit(run)
+            if not self._outputs:
+                return
+            batch = self._outputs.process(self._client.step())
+            if batch.abort_ids:
+                self._client.send(Abort(batch.abort_ids))
+            run.take(batch)
+
+    def _submit(self, run: _Run) -> None:
+        """Send the next requests, as many as the engine may hold (`max_waiting`)."""
+        while len(self._outputs) < self.config.max_waiting and (input := run.next()) is not None:
+            request_id = str(next(self._serials))
+            run.start(request_id)
+            try:
+                request = self._inputs.process(
+                    msgspec.structs.replace(input, request_id=request_id)
+                )
+            except StructgenError as error:
+                run.take(Batch([], [(request_id, error)], []))
+                continue
+            self._client.send(request)
+            self._outputs.add(request, request_id)
+
+    def close(self) -> None:
+        """Stop the engine and free its memory.  Idempotent."""
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Run:
+    """One call of `generate`: what is still to be sent, and the results by place."""
+
+    def __init__(self, inputs: Sequence[GenerationInput], bar: tqdm[NoReturn]) -> None:
+        self._inputs = iter(inputs)
+        self._bar = bar
+        self._num_tokens = 0
+        self._pieces: dict[str, list[RequestOutput]] = {}
+        # In input order: a request has its place from the start.
+        self._results: dict[str, GenerationResult] = {}
+
+    def next(self) -> GenerationInput | None:
+        return next(self._inputs, None)
+
+    def start(self, request_id: str) -> None:
+        self._pieces[request_id] = []
+        self._results[request_id] = GenerationResult(request_id=request_id)
+
+    def take(self, batch: Batch) -> None:
+        for piece in batch.outputs:
+            self._pieces[piece.request_id].append(piece)
+            self._num_tokens += len(piece.token_ids)
+            if piece.finish is not None:
+                self._end(piece.request_id, None)
+        for request_id, error in batch.failures:
+            self._end(request_id, error)
+
+    def results(self) -> list[GenerationResult]:
+        return list(self._results.values())
+
+    def _end(self, request_id: str, error: StructgenError | None) -> None:
+        self._results[request_id] = _result(request_id, self._pieces.pop(request_id), error)
+        self._bar.set_postfix(tokens=self._num_tokens, refresh=False)
+        self._bar.update()
+
+
+def _result(
+    request_id: str, pieces: Sequence[RequestOutput], error: StructgenError | None
+) -> GenerationResult:
+    if not pieces:
+        return GenerationResult(request_id=request_id, error=error)
+    whole = merge(pieces)
+    return GenerationResult(
+        request_id=request_id,
+        text=whole.text,
+        token_ids=whole.token_ids,
+        finish=whole.finish,
+        usage=whole.usage,
+        timings=whole.timings,
+        constraint=whole.constraint,
+        error=error,
+    )
+
+
+# ---- what the caller passed
+
+
+def _inputs(
+    prompts: Sequence[Prompt],
+    params: SamplingParams | Sequence[SamplingParams] | None,
+    constraint: AnyConstraint | None,
+) -> list[GenerationInput]:
+    if params is None:
+        params = SamplingParams()
+    each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+    if len(each) != len(prompts):
+        raise InvalidRequest(
+            f"params must be one, or one for each of the {len(prompts)} prompts, got {len(each)}"
+        )
+    # Once for all: a model class takes a while to make a schema of.
+    shared = to_constraint(constraint) if constraint is not None else None
+    return [
+        GenerationInput(prompt=prompt, params=constrain(own, shared))
+        for prompt, own in zip(prompts, each, strict=True)
+    ]
+
+
+def _prompts(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[Prompt]:
+    """Tell one prompt from a list of them by what the list holds."""
+    if isinstance(prompts, str):
+        return [prompts]
+    first = prompts[0] if len(prompts) else ""
+    if isinstance(first, Mapping) or not isinstance(first, Sized):  # a message, or an id
+        return [to_prompt(cast(AnyPrompt, prompts))]
+    return [to_prompt(prompt) for prompt in cast(Sequence[AnyPrompt], prompts)]
+
+
+# ---- the engine
+
+
+def _config(model: str | Path, options: Mapping[str, object]) -> EngineConfig:
+    if unknown := sorted(set(options) - set(EngineConfig.__struct_fields__)):
+        raise ConfigError(f"unknown option {unknown[0]!r}")
+    return config.load(EngineConfig, {"model": str(model), **options})
+
+
+def _inproc_client(engine_config: EngineConfig) -> StepClient:
+    from structgen.engine.client import InprocClient
+
+    return InprocClient(engine_config)

@@ -1,0 +1,169 @@
+"""Command line options: made from the configs and the params, and read back into them."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+
+from structgen import config
+from structgen.constraints import (
+    Choice,
+    Constraint,
+    Ebnf,
+    JsonObject,
+    JsonSchema,
+    Regex,
+    Whitespace,
+)
+from structgen.errors import InvalidRequest
+from structgen.frontend.inputs import Prompt
+from structgen.params import SamplingParams
+from structgen.tokenizer import ChatMessage
+
+# ---- configs
+
+
+def add_config(parser: ArgumentParser, cls: type[msgspec.Struct], title: str) -> None:
+    """Add an option for every field of a config; one that is not given is None.
+
+    Values stay text: `config.load` converts and checks them, as it does the environment's.
+    """
+    group = parser.add_argument_group(
+        f"{title} options", f"each also from the environment, as {config.ENV_PREFIX}NAME"
+    )
+    for name, (kind, default, description) in config.describe(cls).items():
+        flag = f"--{name.replace('_', '-')}"
+        help = description.replace("%", "%%")
+        if default is not None:
+            help += f" (default: {default})"
+        if kind is bool:
+            group.add_argument(flag, action=BooleanOptionalAction, default=None, help=help)
+        else:
+            group.add_argument(flag, metavar=_metavar(kind), help=help)
+
+
+def add_config_file(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="YAML file with any of the options, by name"
+    )
+
+
+def _metavar(kind: Any) -> str:
+    while get_args(kind):  # of `Annotated[int, ...] | None`, say
+        kind = get_args(kind)[0]
+    return {int: "N", float: "X"}.get(kind, "TEXT")
+
+
+# ---- prompts
+
+
+def add_prompts(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "file", nargs="?", type=Path, metavar="FILE", help="prompts, one a line (default: stdin)"
+    )
+    parser.add_argument("--chat", action="store_true", help="take each as a user's message")
+    parser.add_argument(
+        "--jsonl",
+        action="store_true",
+        help='lines are JSON: "text", [token ids], or [{"role": ..., "content": ...}, ...]',
+    )
+
+
+def prompts(given: Namespace) -> list[Prompt]:
+    """Read the prompts.  Raises InvalidRequest: no file, or a line that is no prompt."""
+    lines = _read(given.file).splitlines() if given.file else sys.stdin.read().splitlines()
+    numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+    if given.jsonl:
+        return [_json_prompt(number, line) for number, line in numbered]
+    return [prompt(line, chat=given.chat) for _, line in numbered]
+
+
+def prompt(text: str, *, chat: bool) -> Prompt:
+    return [ChatMessage("user", text)] if chat else text
+
+
+def _json_prompt(number: int, line: str) -> Prompt:
+    try:
+        return msgspec.json.decode(line, type=str | list[int | ChatMessage])  # type: ignore[return-value]
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"line {number} is not a prompt: {error}") from None
+
+
+# ---- params
+
+
+PARAMS = {
+    "max_tokens": (int, "most tokens to answer (default: what the context leaves)"),
+    "min_tokens": (int, "fewest tokens to answer"),
+    "temperature": (float, "0 takes the most likely token (default: 1)"),
+    "top_k": (int, "only the N most likely tokens (default: all)"),
+    "top_p": (float, "only the most likely tokens that together reach X (default: 1)"),
+    "min_p": (float, "only tokens at least X times as likely as the likeliest (default: 0)"),
+    "seed": (int, "makes the draw repeatable"),
+    "time_limit_s": (float, "seconds after which the answer ends as it is"),
+}
+
+
+def add_params(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("sampling options")
+    for name, (kind, help) in PARAMS.items():
+        flag = f"--{name.replace('_', '-')}"
+        group.add_argument(flag, type=kind, metavar=_metavar(kind), help=help)
+    group.add_argument(
+        "--stop", action="append", metavar="TEXT", help="ends the answer; repeatable"
+    )
+    group.add_argument("--ignore-eos", action="store_true", help="go on after the end of text")
+
+
+def params(given: Namespace) -> SamplingParams:
+    """Build the params, constraint included.  Raises InvalidRequest, ConstraintError."""
+    values = {name: vars(given)[name] for name in PARAMS if vars(given)[name] is not None}
+    return SamplingParams(
+        **values,
+        stop=tuple(given.stop or ()),
+        ignore_eos=given.ignore_eos,
+        constraint=_constraint(given),
+    )
+
+
+# ---- constraints
+
+
+def add_constraint(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("constraint, at most one")
+    kinds = group.add_mutually_exclusive_group()
+    kinds.add_argument("--schema", type=Path, metavar="FILE", help="a JSON schema")
+    kinds.add_argument("--json-object", action="store_true", help="any JSON object")
+    kinds.add_argument("--regex", metavar="PATTERN", help="must match the whole answer")
+    kinds.add_argument("--ebnf", type=Path, metavar="FILE", help="a grammar with the rule `root`")
+    kinds.add_argument("--choice", action="append", metavar="TEXT", help="repeat for each option")
+    group.add_argument(
+        "--whitespace",
+        choices=[kind.value for kind in Whitespace],
+        default=Whitespace.COMPACT.value,
+        help="between the tokens of JSON (default: compact)",
+    )
+
+
+def _constraint(given: Namespace) -> Constraint | None:
+    whitespace = Whitespace(given.whitespace)
+    if given.schema:
+        return JsonSchema(_read(given.schema), whitespace)
+    if given.json_object:
+        return JsonObject(whitespace)
+    if given.regex is not None:
+        return Regex(given.regex)
+    if given.ebnf:
+        return Ebnf(_read(given.ebnf))
+    return Choice(tuple(given.choice)) if given.choice else None
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"cannot read {file}: {error}") from None

@@ -1,0 +1,383 @@
+"""The default on CPU: paged attention compiled by numba, close to what memory bandwidth allows.
+
+The keys and values of a (block, KV head) are contiguous, so that they are read once, in order, for
+the whole group of query heads that shares them.  Keys lie transposed:
+
+    layer [num_blocks, Hk, 2, D * S]     0: keys [D, S]     1: values [S, D]
+
+with S, D = block_size and head_dim rounded up to the vector width.  Then both products are sums of
+a vector times a scalar, 16 tokens or 16 dimensions at a time, and nothing is ever reduced across a
+vector:
+
+    scores[16 tokens] += q[d] * keys[d, 16 tokens]     out[16 dims] += weight[t] * values[t, 16 dims]
+
+Work is cut into pieces, a run of one sequence's new tokens times one KV head; each thread gets
+consecutive pieces of about the same total cost.  Arithmetic is float32.  numba has no bfloat16, so
+the cache is passed as raw bits: the dtype of the array says how to widen them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import torch
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic, models, register_model
+
+from structgen.errors import ConfigError
+from structgen.model.attention.base import AttentionBackend, AttentionMetadata
+
+LANES = 16  # float32 of an AVX-512 register; LLVM splits vectors where registers are smaller
+KEY_TILE = 256  # keys between two updates of the running softmax; the largest block size
+ROW_TILE = 64  # query rows (new tokens times heads of a group) of one piece of work
+
+# Raw bits by cache dtype.  float16 is told from bfloat16 by the sign of the integer.
+_BITS = {torch.float32: np.float32, torch.bfloat16: np.uint16, torch.float16: np.int16}
+
+_FLOAT = ir.FloatType()
+_VECTOR = ir.VectorType(_FLOAT, LANES)
+
+
+# --- vectors: a numba type, and the five operations that the kernel is made of ---
+
+
+class _VectorType(types.Type):
+    def __init__(self) -> None:
+        super().__init__(name=f"float32x{LANES}")
+
+
+_vector = _VectorType()
+
+
+@register_model(_VectorType)
+class _VectorModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, numba_type: _VectorType) -> None:
+        super().__init__(manager, numba_type, _VECTOR)
+
+
+def _pointer(context: Any, builder: Any, array_type: Any, array: Any, at: Any) -> Any:
+    return builder.gep(context.make_array(array_type)(context, builder, array).data, [at])
+
+
+def _read(builder: Any, pointer: Any, element: Any) -> Any:
+    """Read a vector of elements; the address need only be aligned to one."""
+    vector = builder.load(builder.bitcast(pointer, ir.VectorType(element, LANES).as_pointer()))
+    vector.align = 2 if isinstance(element, ir.IntType) else 4
+    return vector
+
+
+def _splat(builder: Any, scalar: Any) -> Any:
+    undefined = ir.Constant(_VECTOR, ir.Undefined)
+    lanes = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+    first = builder.insert_element(undefined, scalar, ir.Constant(ir.IntType(32), 0))
+    return builder.shuffle_vector(first, undefined, lanes)
+
+
+def _offsets(builder: Any, at: Any, step: Any, count: int) -> list[Any]:
+    return [builder.add(at, builder.mul(step, step.type(i))) for i in range(count)]
+
+
+@intrinsic  # type: ignore[misc]
+def _zeros(typing: Any, rows: Any) -> Any:
+    """Return a vector of zeros for each element of the tuple `rows`."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        zero = ir.Constant(_VECTOR, [0.0] * LANES)
+        return context.make_tuple(builder, signature.return_type, [zero] * len(rows))
+
+    return types.UniTuple(_vector, len(rows))(rows), build
+
+
+@intrinsic  # type: ignore[misc]
+def _load(typing: Any, array: Any, at: Any) -> Any:
+    """Return array[at : at + LANES] as float32, of whatever the raw bits stand for."""
+    bits, words = ir.IntType(16), ir.VectorType(ir.IntType(32), LANES)
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = _pointer(context, builder, signature.args[0], *arguments)
+        if array.dtype == types.float32:
+            return _read(builder, pointer, _FLOAT)
+        narrow = _read(builder, pointer, bits)
+        if array.dtype == types.int16:
+            half = builder.bitcast(narrow, ir.VectorType(ir.HalfType(), LANES))
+            return builder.fpext(half, _VECTOR)
+        # bfloat16 is the upper half of float32.
+        shift = ir.Constant(words, [16] * LANES)
+        return builder.bitcast(builder.shl(builder.zext(narrow, words), shift), _VECTOR)
+
+    return _vector(array, types.intp), build
+
+
+@intrinsic  # type: ignore[misc]
+def _load_rows(typing: Any, rows: Any, array: Any, at: Any, step: Any) -> Any:
+    """Return the vectors at array[at], array[at + step], ..., one per element of `rows`."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, source, start, stride = arguments
+        vectors = [
+            _read(builder, _pointer(context, builder, array, source, offset), _FLOAT)
+            for offset in _offsets(builder, start, stride, len(rows))
+        ]
+        return context.make_tuple(builder, signature.return_type, vectors)
+
+    return types.UniTuple(_vector, len(rows))(rows, array, types.intp, types.intp), build
+
+
+@intrinsic  # type: ignore[misc]
+def _store_rows(typing: Any, vectors: Any, array: Any, at: Any, step: Any) -> Any:
+    """Write the vectors to array[at], array[at + step], ..."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        tuple_, target, start, stride = arguments
+        for i, offset in enumerate(_offsets(builder, start, stride, len(vectors))):
+            pointer = _pointer(context, builder, array, target, offset)
+            vector = builder.extract_value(tuple_, i)
+            builder.store(vector, builder.bitcast(pointer, _VECTOR.as_pointer())).align = 4
+        return context.get_dummy_value()
+
+    return types.void(vectors, array, types.intp, types.intp), build
+
+
+@intrinsic  # type: ignore[misc]
+def _add_scaled(typing: Any, sums: Any, scalars: Any, at: Any, step: Any, vector: Any) -> Any:
+    """Return sums[i] + scalars[at + i * step] * vector for each i."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        tuple_, source, start, stride, factor = arguments
+        results = []
+        for i, offset in enumerate(_offsets(builder, start, stride, len(sums))):
+            scalar = builder.load(_pointer(context, builder, scalars, source, offset))
+            product = builder.fmul(_splat(builder, scalar), factor, flags=("contract",))
+            old = builder.extract_value(tuple_, i)
+            results.append(builder.fadd(old, product, flags=("contract",)))
+        return context.make_tuple(builder, signature.return_type, results)
+
+    return sums(sums, scalars, types.intp, types.intp, _vector), build
+
+
+@intrinsic  # type: ignore[misc]
+def _as_float(typing: Any, bits: Any) -> Any:
+    """Return the float32 with these 32 bits."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], _FLOAT)
+
+    return types.float32(types.int32), build
+
+
+# --- the kernel ---
+
+# Sums may be reordered.  Infinities stay what they are.
+_FAST = {"reassoc", "contract", "arcp", "nsz", "nnan"}
+
+
+def _jit(**options: Any) -> Any:
+    """Compile with the cache on disk, in the package or, if that is read-only, in the user's."""
+    return numba.njit(cache=True, nogil=True, error_model="numpy", **options)
+
+
+class _Shape(NamedTuple):
+    """Sizes of a layer, and of what the cache rounds them up to."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    padded_dim: int
+    padded_block: int
+
+
+_ONE, _TWO, _THREE, _FOUR = ((0,) * count for count in (1, 2, 3, 4))
+
+
+@_jit()
+def _panel(rows, n, a, a_at, a_step, b, b_at, b_step, out, out_at, out_step, fresh):  # type: ignore[no-untyped-def]
+    """out[i, 0:LANES] = (fresh ? 0 : out[i]) + sum over j < n of a[i, j] * b[j, 0:LANES]."""
+    sums = _zeros(rows) if fresh else _load_rows(rows, out, out_at, out_step)
+    for j in range(n):
+        sums = _add_scaled(sums, a, a_at + j, a_step, _load(b, b_at + j * b_step))
+    _store_rows(sums, out, out_at, out_step)
+
+
+@_jit()
+def _product(  # type: ignore[no-untyped-def]
+    num_rows, n, width, a, a_at, a_step, b, b_at, b_step, out, out_at, out_step, fresh
+):
+    """out[num_rows, width] = (fresh ? 0 : out) + a[num_rows, n] @ b[n, width]; width in LANES."""
+    for column in range(0, width, LANES):
+        b_from = b_at + column
+        row = 0
+        while row < num_rows:
+            a_from, out_from = a_at + row * a_step, out_at + row * out_step + column
+            left = num_rows - row
+            if left >= 4:
+                _panel(_FOUR, n, a, a_from, a_step, b, b_from, b_step, out, out_from, out_step, fresh)
+                row += 4
+            elif left == 3:
+                _panel(_THREE, n, a, a_from, a_step, b, b_from, b_step, out, out_from, out_step, fresh)
+                row += 3
+            elif left == 2:
+                _panel(_TWO, n, a, a_from, a_step, b, b_from, b_step, out, out_from, out_step, fresh)
+                row += 2
+            else:
+                _panel(_ONE, n, a, a_from, a_step, b, b_from, b_step, out, out_from, out_step, fresh)
+                row += 1
+
+
+@_jit(fastmath=_FAST - {"reassoc"})
+def _exp(x):  # type: ignore[no-untyped-def]
+    """e ** x within 1e-7 (relative), for x in [-87, 88]; inlined, so loops over it vectorise."""
+    power = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
+    # ln 2 in two parts: the first has few bits, so the product is exact.
+    rest = x - power * np.float32(0.693359375) + power * np.float32(2.12194440e-4)
+    series = np.float32(1.9875691500e-4)
+    series = series * rest + np.float32(1.3981999507e-3)
+    series = series * rest + np.float32(8.3334519073e-3)
+    series = series * rest + np.float32(4.1665795894e-2)
+    series = series * rest + np.float32(1.6666665459e-1)
+    series = series * rest + np.float32(5.0000001201e-1)
+    series = series * rest * rest + rest + np.float32(1)
+    return series * _as_float((np.int32(power) + np.int32(127)) << np.int32(23))
+
+
+@_jit(fastmath=_FAST)
+def _cap(row, start, stop, softcap):  # type: ignore[no-untyped-def]
+    """row = softcap * tanh(row / softcap), in place."""
+    for t in range(start, stop):
+        doubled = min(max(row[t] * (np.float32(2) / softcap), np.float32(-30)), np.float32(30))
+        row[t] = softcap - softcap * np.float32(2) / (_exp(doubled) + np.float32(1))
+
+
+@_jit(fastmath=_FAST)
+def _highest(row, start, stop, highest):  # type: ignore[no-untyped-def]
+    for t in range(start, stop):
+        highest = max(highest, row[t])
+    return highest
+
+
+@_jit(fastmath=_FAST)
+def _exponentiate(row, start, stop, highest):  # type: ignore[no-untyped-def]
+    """row = exp(row - highest), in place; returns the sum."""
+    total = np.float32(0)
+    for t in range(start, stop):
+        row[t] = _exp(max(row[t] - highest, np.float32(-87)))
+        total += row[t]
+    return total
+
+
+@_jit(fastmath=_FAST)
+def _soften(row, start, stop, length, highest, total, result):  # type: ignore[no-untyped-def]
+    """Turn scores[start:stop] of a tile into weights, 0 elsewhere; keep the softmax running.
+
+    Returns the new highest score and total weight; what `result` holds so far is rescaled to them.
+    """
+    row[:start] = 0
+    row[stop:length] = 0
+    if start >= stop:
+        return highest, total
+    new_highest = _highest(row, start, stop, highest)
+    if new_highest > highest:
+        factor = _exp(max(highest - new_highest, np.float32(-87)))
+        total *= factor
+        for d in range(result.size):
+            result[d] *= factor
+    return new_highest, total + _exponentiate(row, start, stop, new_highest)
+
+
+@_jit(fastmath=_FAST)
+def _attend_piece(  # type: ignore[no-untyped-def]
+    piece, head, q, cache, table, out, shape, scale, window, softcap, queries, scores, results, state
+):
+    """Attend with one run of a sequence's new tokens over one KV head.
+
+    piece: sequence, first token (row of q), number of tokens, position of the first.
+    queries, scores, results, state are scratch, a row per query row (token times head of the group).
+    """
+    sequence, first, count, position = piece[0], piece[1], piece[2], piece[3]
+    group = shape.num_heads // shape.num_kv_heads
+    num_rows = count * group
+    flat_queries, flat_scores, flat_results = queries.ravel(), scores.ravel(), results.ravel()
+    for row in range(num_rows):
+        token, inner = first + row // group, head * group + row % group
+        for d in range(shape.head_dim):
+            queries[row, d] = q[token, inner, d] * scale
+        results[row, :] = 0
+        state[row, 0] = np.float32(-3e38)
+        state[row, 1] = 0
+
+    size, area = shape.block_size, shape.padded_dim * shape.padded_block
+    lowest = max(position - window + 1, 0) // size * size
+    tile = KEY_TILE // size * size
+    for begin in range(lowest, position + count, tile):
+        end = min(begin + tile, position + count)
+        for t in range(begin, end, size):
+            block = np.int64(table[sequence, t // size])
+            keys_at = (block * shape.num_kv_heads + head) * 2 * area
+            _product(
+                num_rows, shape.head_dim, min(size, end - t),
+                flat_queries, 0, queries.shape[1],
+                cache, keys_at, shape.padded_block,
+                flat_scores, t - begin, scores.shape[1], True,
+            )
+        for row in range(num_rows):
+            query = position + row // group
+            start = max(query - window + 1 - begin, 0)
+            stop = min(query + 1, end) - begin
+            if softcap > 0:
+                _cap(scores[row], start, stop, softcap)
+            state[row, 0], state[row, 1] = _soften(
+                scores[row], start, stop, end - begin, state[row, 0], state[row, 1], results[row]
+            )
+        for t in range(begin, end, size):
+            block = np.int64(table[sequence, t // size])
+            values_at = ((block * shape.num_kv_heads + head) * 2 + 1) * area
+            _product(
+                num_rows, min(size, end - t), shape.padded_dim,
+                flat_scores, t - begin, scores.shape[1],
+                cache, values_at, shape.padded_dim,
+                flat_results, 0, results.shape[1], False,
+            )
+    for row in range(num_rows):
+        token, inner = first + row // group, head * group + row % group
+        factor = np.float32(1) / state[row, 1]
+        for d in range(shape.head_dim):
+            out[token, inner, d] = results[row, d] * factor
+
+
+@_jit()
+def _store(k, v, slots, cache, shape):  # type: ignore[no-untyped-def]
+    size, dim, padded_block = shape.block_size, shape.padded_dim, shape.padded_block
+    for token in range(slots.size):
+        block, offset = slots[token] // size, slots[token] % size
+        for head in range(shape.num_kv_heads):
+            keys_at = (block * shape.num_kv_heads + head) * 2 * dim * padded_block
+            values_at = keys_at + dim * padded_block + offset * dim
+            for d in range(shape.head_dim):
+                cache[keys_at + d * padded_block + offset] = k[token, head, d]
+                cache[values_at + d] = v[token, head, d]
+
+
+@_jit()
+def _attend_share(thread, q, cache, table, pieces, cuts, out, shape, scale, window, softcap):  # type: ignore[no-untyped-def]
+    group = shape.num_heads // shape.num_kv_heads
+    rows = max(ROW_TILE, group)
+    queries = np.zeros((rows, shape.padded_dim), np.float32)
+    results = np.empty((rows, shape.padded_dim), np.float32)
+    scores = np.empty((rows, KEY_TILE + LANES), np.float32)
+    state = np.empty((rows, 2), np.float32)
+    for index in range(cuts[thread], cuts[thread + 1]):
+        _attend_piece(
+            pieces[index // shape.num_kv_heads], index % shape.num_kv_heads,
+            q, cache, table, out, shape, scale, window, softcap, queries, scores, results, state,
+        )
+
+
+@_jit(parallel=True)
+def _forward(q, k, v, slots, cache, table, pieces, cuts, out, shape, scale, window, softcap):  # type: ignore[no-untyped-def]
+    _store(k, v, slots, cache, shape)
+    for thread in numba.prange(cuts.size - 1):
+        _attend_share(thread, q, cache, table, pieces, cuts, out, shape, scale, window, softcap)

@@ -1,0 +1,418 @@
+"""Streams over one engine: nothing leaks, everything ends, and a dead engine comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+from frontend_fakes import FakeEngineClient, ToyTokenizer, echo, model_info, silent
+
+from structgen.config import EngineConfig
+from structgen.errors import (
+    ConfigError,
+    ConstraintError,
+    DuplicateRequest,
+    EngineDead,
+    InternalError,
+    InvalidRequest,
+    LimitExceeded,
+    to_wire,
+)
+from structgen.frontend.async_llm import INLINE_CHARS, AsyncLLM
+from structgen.frontend.inputs import GenerationInput
+from structgen.frontend.outputs import RequestOutput, merge
+from structgen.messages import EngineOutput, EngineRequest, FinishReason
+from structgen.params import SamplingParams
+
+
+def asynchronous(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run a test on an event loop of its own; hanging is a failure."""
+
+    @functools.wraps(test)
+    def run(*args: object, **kwargs: object) -> None:
+        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 20))
+
+    return run
+
+
+@asynccontextmanager
+async def started(client: FakeEngineClient, **options: object) -> AsyncIterator[AsyncLLM]:
+    config = EngineConfig(max_waiting=options.pop("max_waiting", 4096))
+    options = {"load_tokenizer": lambda folder: ToyTokenizer(), "backoff_s": 0.001, **options}
+    async with AsyncLLM(config, client, **options) as llm:
+        yield llm
+
+
+def say(prompt: str = "abc", request_id: str = "", **params: object) -> GenerationInput:
+    return GenerationInput(prompt=prompt, request_id=request_id, params=SamplingParams(**params))
+
+
+async def answer(llm: AsyncLLM, input: GenerationInput) -> RequestOutput:
+    async with aclosing(llm.generate(input)) as stream:
+        return merge([piece async for piece in stream])
+
+
+async def settle() -> None:
+    """Let every task that can go on do so."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+def assert_nothing_left(llm: AsyncLLM, client: FakeEngineClient) -> None:
+    assert llm.num_open == 0
+    assert len(llm._loaded.outputs) == 0
+    assert client.open_ids == []
+
+
+@asynchronous
+async def test_an_answer_streams_to_its_end_and_leaves_nothing():
+    client = FakeEngineClient()
+    async with started(client) as llm:
+        pieces = [piece async for piece in llm.generate(say("abc", "mine"))]
+        assert "".join(piece.text for piece in pieces) == "abc"
+        assert {piece.request_id for piece in pieces} == {"mine"}
+        assert [piece.finish is not None for piece in pieces][-2:] == [False, True]
+        assert client.aborted == []
+        assert_nothing_left(llm, client)
+
+
+@asynchronous
+async def test_the_last_piece_frees_the_request_even_if_the_caller_stops_there():
+    client = FakeEngineClient()
+    async with started(client) as llm:
+        stream = llm.generate(say())
+        while (await anext(stream)).finish is None:
+            pass
+        assert_nothing_left(llm, client)
+        await stream.aclose()
+        assert client.aborted == []
+
+
+@asynchronous
+async def test_closing_a_stream_aborts_its_request_once():
+    client = FakeEngineClient(silent)
+    async with started(client) as llm:
+        stream = llm.generate(say(request_id="mine"))
+        task = asyncio.create_task(anext(stream))
+        await settle()
+        client.say(EngineOutput(client.requests[0].id, [97]))
+        await task
+        await stream.aclose()
+        await stream.aclose()
+        assert client.aborted == [client.requests[0].id]
+        assert_nothing_left(llm, client)
+
+
+@asynchronous
+async def test_cancelling_the_caller_aborts_its_request_once():
+    client = FakeEngineClient(silent)
+    async with started(client) as llm:
+        task = asyncio.create_task(answer(llm, say()))
+        await settle()
+        task.cancel()
+        await asyncio.wait([task])
+        assert client.aborted == [client.requests[0].id]
+        assert_nothing_left(llm, client)
+
+
+@asynchronous
+async def test_an_id_may_be_used_again_while_outputs_of_its_old_request_arrive():
+    client = FakeEngineClient(silent)
+    async with started(client) as llm:
+        first = asyncio.create_task(answer(llm, say(request_id="mine")))
+        await settle()
+        first.cancel()
+        await asyncio.wait([first])
+        second = asyncio.create_task(answer(llm, say(request_id="mine")))
+        await settle()
+        old, new = [request.id for request in client.requests]
+        client.say(EngineOutput(old, [120], FinishReason.MAX_TOKENS))
+        client.say(EngineOutput(new, [121], FinishReason.MAX_TOKENS))
+        assert (await second).text == "y"
+
+
+@asynchronous
+async def test_a_stop_string_ends_the_answer_and_the_engines_work():
+    client = FakeEngineClient()
+    async with started(client) as llm:
+        whole = await answer(llm, say("abcdef", stop=("cd",)))
+        assert whole.text == "ab"
+        await settle()
+        assert client.aborted == [client.requests[0].id]
+        assert_nothing_left(llm, client)
+
+
+@asynchronous
+async def test_a_live_duplicate_is_refused_and_the_first_goes_on():
+    client = FakeEngineClient(silent)
+    async with started(client) as llm:
+        first = asyncio.create_task(answer(llm, say(request_id="mine")))
+        await settle()
+        with pytest.raises(DuplicateRequest, match="'mine'"):
+            await answer(llm, say(request_id="mine"))
+        client.say(EngineOutput(client.requests[0].id, [97], FinishReason.MAX_TOKENS))
+        assert (await first).text == "a"
+
+
+@asynchronous
+async def test_a_long_text_reserves_its_id_before_it_is_encoded():
+    client = FakeEngineClient(model=model_info(2 * INLINE_CHARS))
+    async with started(client) as llm:
+        long = say("x" * (INLINE_CHARS + 1), "mine")
+        results = await asyncio.gather(answer(llm, long), answer(llm, long), return_exceptions=True)
+        assert [type(result) for result in results] == [RequestOutput, DuplicateRequest]
+        assert len(results[0].text) == INLINE_CHARS + 1
+
+
+@asynchronous
+async def test_a_caller_that_leaves_while_its_text_is_encoded_sends_nothing():
+    client = FakeEngineClient(model=model_info(2 * INLINE_CHARS))
+    async with started(client) as llm:
+        task = asyncio.create_task(answer(llm, say("x" * (INLINE_CHARS + 1))))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert client.received == []
+        assert_nothing_left(llm, client)
+
+
+@asynchronous
+async def test_more_than_max_waiting_requests_are_refused():
+    client = FakeEngineClient(silent)
+    async with started(client, max_waiting=2) as llm:
+        tasks = [asyncio.create_task(answer(llm, say())) for _ in range(2)]
+        await settle()
+        with pytest.raises(LimitExceeded, match="at most 2") as error:
+            await answer(llm, say())
+        assert error.value.retryable
+        await llm.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynchronous
+async def test_a_refused_prompt_leaves_nothing():
+    client = FakeEngineClient()
+    async with started(client) as llm:
+        with pytest.raises(InvalidRequest):
+            await answer(llm, say("x" * 100))
+        assert client.received == []
+        assert_nothing_left(llm, client)
+
+
+def fails(request: EngineRequest) -> list[EngineOutput]:
+    error = to_wire(ConstraintError("no such rule", field="input.constraint.grammar"))
+    return [EngineOutput(request.id, [], FinishReason.ERROR, error=error)]
+
+
+@asynchronous
+async def test_a_requests_error_is_raised_to_its_caller_alone():
+    client = FakeEngineClient(lambda r: fails(r) if r.prompt_ids == [98] else echo(r))
+    async with started(client) as llm:
+        good, bad = await asyncio.gather(
+            answer(llm, say("a")), answer(llm, say("b")), return_exceptions=True
+        )
+        assert good.text == "a"
+        assert isinstance(bad, ConstraintError)
+        assert_nothing_left(llm, client)
+
+
+@asynchronous
+async def test_what_a_slow_reader_has_not_taken_becomes_one_piece():
+    client = FakeEngineClient(silent)
+    async with started(client) as llm:
+        stream = llm.generate(say())
+        first = asyncio.create_task(anext(stream))
+        await settle()
+        id = client.requests[0].id
+        client.say(EngineOutput(id, [97]))
+        assert (await first).text == "a"
+        client.say(*[EngineOutput(id, [code]) for code in b"bcdefg"])
+        await until(lambda: not client._work[id])
+        await settle()
+        piece = await anext(stream)
+        assert (piece.text, piece.token_ids) == ("bcdefg", list(b"bcdefg"))
+        await stream.aclose()
+
+
+@asynchronous
+async def test_200_callers_that_leave_at_random_moments_leave_nothing():
+    client = FakeEngineClient()
+    rng = random.Random(0)
+    async with started(client) as llm:
+
+        async def call(moment: int) -> None:
+            task = asyncio.create_task(answer(llm, say("x" * rng.randint(1, 40))))
+            for _ in range(moment):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+
+        await asyncio.gather(*[call(rng.randint(0, 120)) for _ in range(200)])
+        await settle()
+        assert_nothing_left(llm, client)
+        assert len(client.aborted) == len(set(client.aborted)) > 20
+        assert (await answer(llm, say("still here"))).text == "still here"
+
+
+# ---- a dying engine
+
+
+@asynchronous
+async def test_engine_death_fails_all_and_a_restart_serves_again():
+    client = FakeEngineClient(silent)
+    states: list[bool] = []
+    async with started(client, on_state=states.append) as llm:
+        tasks = [asyncio.create_task(answer(llm, say())) for _ in range(16)]
+        await settle()
+        client.die()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(result) for result in results] == [EngineDead] * 16
+        assert not llm.ready
+        with pytest.raises(EngineDead, match="not running"):
+            await answer(llm, say())
+        client.script = echo
+        await until(lambda: llm.ready)
+        assert (await answer(llm, say("again"))).text == "again"
+        assert states == [True, False, True]
+        assert client.aborted == []
+        assert_nothing_left(llm, client)
+    assert states == [True, False, True, False]
+
+
+@asynchronous
+async def test_text_that_came_before_the_death_is_still_delivered():
+    client = FakeEngineClient(silent)
+    async with started(client) as llm:
+        stream = llm.generate(say())
+        first = asyncio.create_task(anext(stream))
+        await settle()
+        client.say(EngineOutput(client.requests[0].id, [97]))
+        await settle()
+        client.die()
+        await settle()
+        assert (await first).text == "a"
+        with pytest.raises(EngineDead):
+            await anext(stream)
+
+
+@asynchronous
+async def test_a_restart_that_fails_is_tried_again():
+    client = FakeEngineClient()
+    async with started(client) as llm:
+        client.failures = [EngineDead("no memory")] * 2
+        client.die()
+        await until(lambda: client.num_starts == 4 and llm.ready)
+        assert (await answer(llm, say())).text == "abc"
+
+
+@asynchronous
+async def test_a_served_request_resets_the_count_of_restarts():
+    client = FakeEngineClient()
+    async with started(client, max_restarts=1) as llm:
+        for _ in range(3):
+            client.die()
+            await settle()
+            await until(lambda: llm.ready)
+            await answer(llm, say())
+
+
+@asynchronous
+async def test_an_engine_that_keeps_dying_is_given_up():
+    client = FakeEngineClient()
+    async with started(client, max_restarts=2) as llm:
+        client.failures = [EngineDead("no memory")] * 9
+        client.die()
+        with pytest.raises(EngineDead, match="after 2 restarts"):
+            await llm.wait_closed()
+        assert client.num_starts == 3
+        with pytest.raises(EngineDead, match="not running"):
+            await answer(llm, say())
+
+
+@asynchronous
+async def test_an_engine_that_cannot_start_is_not_tried_again():
+    client = FakeEngineClient()
+    async with started(client) as llm:
+        client.failures = [ConfigError("no such model")]
+        client.die()
+        with pytest.raises(ConfigError):
+            await llm.wait_closed()
+        assert client.num_starts == 2
+
+
+@asynchronous
+async def test_a_first_start_that_fails_is_raised_and_closes_the_engine():
+    client = FakeEngineClient()
+    client.failures = [ConfigError("no such model")]
+    with pytest.raises(ConfigError, match="no such model"):
+        async with started(client):
+            pass
+    assert client.closed
+
+
+@asynchronous
+async def test_a_bug_of_the_front_end_leaves_nobody_waiting():
+    client = FakeEngineClient(lambda request: [EngineOutput(request.id, [10**6])])
+    async with started(client) as llm:
+        with pytest.raises(InternalError):
+            await answer(llm, say())
+        assert not llm.ready
+        with pytest.raises(IndexError):
+            await llm.wait_closed()
+
+
+# ---- the end
+
+
+@asynchronous
+async def test_draining_refuses_new_requests_and_lets_running_ones_finish():
+    client = FakeEngineClient(silent)
+    states: list[bool] = []
+    async with started(client, on_state=states.append) as llm:
+        running = asyncio.create_task(answer(llm, say("a")))
+        await settle()
+        draining = asyncio.create_task(llm.drain(10))
+        await settle()
+        assert not llm.ready
+        with pytest.raises(EngineDead, match="shutting down"):
+            await answer(llm, say())
+        client.say(EngineOutput(client.requests[0].id, [97], FinishReason.MAX_TOKENS))
+        assert (await running).text == "a"
+        await draining
+        assert states == [True, False]
+        assert client.aborted == []
+
+
+@asynchronous
+async def test_what_outlives_the_grace_period_is_aborted_and_says_so():
+    client = FakeEngineClient(silent)
+    async with started(client) as llm:
+        tasks = [asyncio.create_task(answer(llm, say())) for _ in range(3)]
+        await settle()
+        await llm.drain(0.01)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [str(result) for result in results] == ["the server is shutting down"] * 3
+        assert client.aborted == [request.id for request in client.requests]
+        assert_nothing_left(llm, client)
+
+
+@asynchronous
+async def test_closing_fails_what_is_open_and_may_be_repeated():
+    client = FakeEngineClient(silent)
+    async with started(client) as llm:
+        task = asyncio.create_task(answer(llm, say()))
+        await settle()
+        await llm.close()
+        await llm.close()
+        assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], EngineDead)
+        await llm.wait_closed()
+        assert client.closed

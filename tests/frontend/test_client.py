@@ -1,0 +1,181 @@
+"""Client and AsyncClient against a real server and a scripted AsyncLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import pytest
+from pydantic import BaseModel
+from scripted_llm import ScriptedLLM, serving, serving_aside
+
+from structgen.client import AsyncClient, Client
+from structgen.constraints import JsonObject, JsonSchema, Regex
+from structgen.errors import (
+    DeadlineExceeded,
+    EngineDead,
+    InternalError,
+    InvalidRequest,
+    LimitExceeded,
+)
+from structgen.frontend.grpc._pb.generation_pb2 import GenerationInput
+from structgen.messages import FinishReason
+from structgen.params import SamplingParams
+from structgen.tokenizer import ChatMessage
+
+
+class Person(BaseModel):
+    name: str
+
+
+class Number(BaseModel):
+    number: int
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[tuple[ScriptedLLM, str]]:
+    with serving_aside() as place:
+        yield place
+
+
+@pytest.fixture
+def llm(place: tuple[ScriptedLLM, str]) -> ScriptedLLM:
+    llm, _ = place
+    llm.inputs.clear()
+    llm.aborted.clear()
+    return llm
+
+
+@pytest.fixture
+def client(place: tuple[ScriptedLLM, str]) -> Iterator[Client]:
+    with Client(place[1]) as client:
+        yield client
+
+
+def test_an_answer_has_all_that_the_server_told(client: Client) -> None:
+    answer = client.generate("hi", request_id="me", token_ids=True)
+    assert (answer.request_id, answer.text, answer.token_ids) == ("me", "Hello", [7, 9, 8])
+    assert answer.finish_reason is FinishReason.STOP
+    assert answer.stop_id == 0
+    assert answer.parsed is None
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 3
+    assert answer.timings is not None
+    assert answer.timings.time_to_first_token == 1.75
+
+
+def test_a_model_class_is_a_schema_and_comes_back_as_an_object(
+    client: Client, llm: ScriptedLLM
+) -> None:
+    answer = client.generate("json", constraint=Person)
+    assert answer.parsed == Person(name="Ada")
+    assert llm.inputs[0].params.constraint == JsonSchema.of(Person)
+    assert answer.constraint is not None
+    assert answer.constraint.compile_s == 0.25
+
+
+@pytest.mark.parametrize("constraint", [{"type": "object"}, JsonObject()])
+def test_other_json_comes_back_as_data(
+    client: Client, constraint: dict[str, object] | JsonObject
+) -> None:
+    assert client.generate("json", constraint=constraint).parsed == {"name": "Ada"}
+
+
+def test_text_that_is_not_json_is_not_parsed(client: Client) -> None:
+    assert client.generate("json", constraint=Regex(".*")).parsed is None
+
+
+@pytest.mark.parametrize(
+    "prompt", ["hi", [1, 2], [ChatMessage("user", "hi")], [{"role": "user", "content": "hi"}]]
+)
+def test_every_kind_of_prompt_arrives(client: Client, llm: ScriptedLLM, prompt: object) -> None:
+    client.generate(prompt, SamplingParams(max_tokens=5, temperature=0), priority=2)  # type: ignore[call-overload]
+    (given,) = llm.inputs
+    expected = (
+        [ChatMessage("user", "hi")] if isinstance(prompt, list) and prompt[0] != 1 else prompt
+    )
+    assert given.prompt == expected
+    assert given.params == SamplingParams(max_tokens=5, temperature=0)
+    assert given.priority == 2
+
+
+def test_the_pieces_of_a_stream_make_the_answer(client: Client) -> None:
+    pieces = list(client.stream("json", constraint=Person, request_id="me"))
+    assert "".join(piece.text for piece in pieces) == '{"name": "Ada"}'
+    assert {piece.request_id for piece in pieces} == {"me"}
+    assert pieces[-1].finish is not None
+    assert pieces[-1].constraint is not None
+    assert [piece.finish for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
+
+
+def test_a_stream_closed_early_aborts(client: Client, llm: ScriptedLLM) -> None:
+    pieces = client.stream("begin", request_id="me")
+    next(pieces)
+    pieces.close()
+    deadline = time.monotonic() + 10
+    while llm.aborted != ["me"] and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert llm.aborted == ["me"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "kind"), [("full", LimitExceeded), ("bug", InternalError), ("lost", EngineDead)]
+)
+def test_errors_are_ours(client: Client, prompt: str, kind: type[Exception]) -> None:
+    with pytest.raises(kind):
+        client.generate(prompt)
+    with pytest.raises(kind):
+        list(client.stream(prompt))
+
+
+def test_an_error_names_the_field(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    from structgen.frontend.grpc import convert
+
+    def without_a_prompt(given: object) -> GenerationInput:
+        return GenerationInput()
+
+    monkeypatch.setattr(convert, "to_wire", without_a_prompt)
+    with pytest.raises(InvalidRequest, match=r"^input\.prompt: prompt must be one of") as caught:
+        client.generate("hi")
+    assert caught.value.field == "input.prompt"
+
+
+def test_a_deadline_that_passes_is_told(client: Client) -> None:
+    with pytest.raises(DeadlineExceeded):
+        client.generate("hang", timeout_s=0.1)
+
+
+def test_a_server_that_is_not_there_is_told() -> None:
+    with Client("127.0.0.1:1") as client:
+        with pytest.raises(EngineDead):
+            client.generate("hi")
+        with pytest.raises(DeadlineExceeded):
+            client.wait_ready(0.2)
+
+
+def test_readiness_can_be_waited_for(client: Client) -> None:
+    client.wait_ready(10)
+    assert client.model_info().name == "scripted"
+
+
+def test_the_async_client_does_the_same() -> None:
+    async def test() -> None:
+        llm = ScriptedLLM()
+        async with serving(llm) as (_, address), AsyncClient(address) as client:
+            await client.wait_ready(10)
+            answer = await client.generate("json", constraint=Person)
+            assert answer.parsed == Person(name="Ada")
+            pieces = [piece async for piece in client.stream("hi")]
+            assert "".join(piece.text for piece in pieces) == "Hello"
+            assert (await client.model_info()).name == "scripted"
+            with pytest.raises(LimitExceeded):
+                await client.generate("full")
+            waiting = asyncio.create_task(client.generate("hang"))
+            while not llm.live:
+                await asyncio.sleep(0.005)
+            waiting.cancel()
+            while llm.live:
+                await asyncio.sleep(0.005)
+
+    asyncio.run(asyncio.wait_for(test(), 20))

@@ -1,0 +1,235 @@
+"""GenerationInput on the wire <-> GenerationInput of the front end."""
+
+from __future__ import annotations
+
+import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from structgen.constraints import (
+    Choice,
+    Constraint,
+    Ebnf,
+    JsonObject,
+    JsonSchema,
+    Regex,
+    Whitespace,
+)
+from structgen.errors import ConstraintError, InvalidRequest, StructgenError, Unsupported
+from structgen.frontend.grpc import convert, errors
+from structgen.frontend.grpc._pb import constraint_pb2, generation_pb2
+from structgen.frontend.inputs import GenerationInput
+from structgen.params import SamplingParams
+from structgen.tokenizer import ChatMessage
+
+CONSTRAINTS = [
+    JsonSchema('{"type": "object", "properties": {"b": {}, "a": {}}}'),
+    JsonSchema("true", Whitespace.FLEXIBLE),
+    JsonObject(),
+    JsonObject(Whitespace.FLEXIBLE),
+    Regex(r"\d+"),
+    Ebnf('start ::= "a"', "start"),
+    Choice(("yes", "no")),
+]
+
+
+def message(**fields: object) -> generation_pb2.GenerationInput:
+    return generation_pb2.GenerationInput(**({"text": "hi"} | fields))
+
+
+def refusal(given: generation_pb2.GenerationInput) -> StructgenError:
+    with pytest.raises(StructgenError) as caught:
+        convert.from_wire(given)
+    return caught.value
+
+
+def refusal_or_none(given: generation_pb2.GenerationInput) -> StructgenError | None:
+    try:
+        convert.from_wire(given)
+    except StructgenError as error:
+        return error
+    return None
+
+
+def test_what_is_unset_has_its_default() -> None:
+    assert convert.from_wire(message()) == GenerationInput(prompt="hi")
+
+
+def test_an_explicit_zero_is_not_a_default() -> None:
+    error = refusal(message(sampling=generation_pb2.SamplingParams(top_p=0)))
+    assert isinstance(error, InvalidRequest)
+    assert error.field == "input.sampling.top_p"
+
+
+def test_an_explicit_zero_of_max_tokens_is_refused() -> None:
+    error = refusal(message(stopping=generation_pb2.StoppingCriteria(max_tokens=0)))
+    assert error.field == "input.stopping.max_tokens"
+
+
+@pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda c: type(c).__name__)
+def test_constraints_survive_the_wire(constraint: Constraint) -> None:
+    given = GenerationInput(prompt="hi", params=SamplingParams(constraint=constraint))
+    assert convert.from_wire(convert.to_wire(given)) == given
+
+
+@pytest.mark.parametrize("prompt", ["text", [1, 2], [ChatMessage("user", "hello")]])
+def test_everything_survives_the_wire(prompt: str | list[int] | list[ChatMessage]) -> None:
+    given = GenerationInput(
+        prompt=prompt,
+        request_id="me",
+        priority=-3,
+        special_tokens=True,
+        params=SamplingParams(
+            max_tokens=9,
+            min_tokens=2,
+            temperature=0.0,
+            top_k=-1,
+            top_p=0.9,
+            min_p=0.1,
+            seed=2**64 - 1,
+            stop=("a", "b"),
+            stop_token_ids=(3, 4),
+            include_stop=True,
+            ignore_eos=True,
+            time_limit_s=1.5,
+        ),
+    )
+    assert convert.from_wire(convert.to_wire(given)) == given
+
+
+def test_what_no_wire_can_carry_is_refused_by_the_client() -> None:
+    with pytest.raises(InvalidRequest):
+        convert.to_wire(GenerationInput(prompt=[-1]))
+    with pytest.raises(InvalidRequest):
+        convert.to_wire(GenerationInput(prompt="\ud800"))
+
+
+def test_a_missing_prompt_is_named() -> None:
+    assert refusal(generation_pb2.GenerationInput()).field == "input.prompt"
+
+
+def test_a_constraint_without_a_kind_is_refused() -> None:
+    error = refusal(message(constraint=constraint_pb2.Constraint()))
+    assert isinstance(error, ConstraintError)
+    assert error.field == "input.constraint.kind"
+
+
+def test_json_object_false_is_refused() -> None:
+    error = refusal(message(constraint=constraint_pb2.Constraint(json_object=False)))
+    assert error.field == "input.constraint.json_object"
+
+
+def test_whitespace_is_refused_where_it_means_nothing() -> None:
+    options = constraint_pb2.ConstraintOptions(whitespace=constraint_pb2.WHITESPACE_FLEXIBLE)
+    error = refusal(message(constraint=constraint_pb2.Constraint(regex="a", options=options)))
+    assert error.field == "input.constraint.options.whitespace"
+
+
+@pytest.mark.parametrize(("seconds", "nanos"), [(1, -1), (0, 10**9), (0, 0), (-1, 0)])
+def test_a_malformed_or_empty_time_limit_is_refused(seconds: int, nanos: int) -> None:
+    error = refusal(message(time_limit=Duration(seconds=seconds, nanos=nanos)))
+    assert error.field == "input.time_limit"
+
+
+def set_field(target: Message, path: str) -> None:
+    """Set the field at `path` to something that is neither its default nor neutral."""
+    *parents, name = path.split(".")
+    for parent in parents:
+        target = getattr(target, parent)
+    field = target.DESCRIPTOR.fields_by_name[name]
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        getattr(target, name)[3] = 1.0
+    elif field.is_repeated:
+        getattr(target, name).append("word" if field.type == FieldDescriptor.TYPE_STRING else 3)
+    elif field.type == FieldDescriptor.TYPE_STRING:
+        setattr(target, name, "x")
+    elif field.type == FieldDescriptor.TYPE_BOOL:
+        setattr(target, name, True)
+    else:
+        values = range(2, 9)
+        setattr(target, name, next(v for v in values if v not in convert.NOT_OFFERED[path]))
+
+
+@pytest.mark.parametrize("path", convert.NOT_OFFERED)
+def test_what_is_not_offered_is_refused_by_name(path: str) -> None:
+    given = message()
+    set_field(given, path)
+    error = refusal(given)
+    assert isinstance(error, Unsupported)
+    assert error.field == f"input.{path}"
+
+
+def test_neutral_values_of_what_is_not_offered_are_fine() -> None:
+    sampling = generation_pb2.SamplingParams(
+        n=1, repetition_penalty=1, frequency_penalty=0, presence_penalty=0
+    )
+    options = constraint_pb2.ConstraintOptions(
+        backend=constraint_pb2.BACKEND_XGRAMMAR, truncation=constraint_pb2.TRUNCATION_MARK
+    )
+    constraint = constraint_pb2.Constraint(regex="a", options=options)
+    assert convert.from_wire(message(sampling=sampling, constraint=constraint))
+
+
+def test_a_huge_value_is_not_echoed_whole() -> None:
+    tag = constraint_pb2.Constraint(structural_tag="x" * 10_000)
+    assert len(refusal(message(constraint=tag)).message) < 200
+
+
+def numeric_fields(descriptor: Descriptor, prefix: str = "") -> list[str]:
+    paths = []
+    for field in descriptor.fields:
+        path = f"{prefix}{field.name}"
+        if field.message_type is not None and not field.is_repeated:
+            paths += numeric_fields(field.message_type, f"{path}.")
+        elif field.type not in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_MESSAGE):
+            paths.append(path)
+    return paths
+
+
+NUMERIC = numeric_fields(generation_pb2.GenerationInput.DESCRIPTOR)
+INTERESTING = [-1, 0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1]
+FLOATS = [-1.0, 0.0, 1e-9, 1.0, 1e308, float("inf"), float("nan")]
+
+
+def put_number(target: Message, path: str, value: float) -> bool:
+    """Set a numeric field; False if its type has no such value."""
+    *parents, name = path.split(".")
+    for parent in parents:
+        target = getattr(target, parent)
+    try:
+        if target.DESCRIPTOR.fields_by_name[name].is_repeated:
+            getattr(target, name).append(value)
+        else:
+            setattr(target, name, value)
+    except (OverflowError, TypeError, ValueError):
+        return False
+    return True
+
+
+@given(
+    st.dictionaries(st.sampled_from(NUMERIC), st.sampled_from([*INTERESTING, *FLOATS]), max_size=4)
+)
+def test_numbers_are_taken_or_refused_by_name(values: dict[str, float]) -> None:
+    """Whatever a client puts into numeric fields, it never looks like our bug."""
+    given = message()
+    for path, value in values.items():
+        put_number(given, path, value)
+    error = refusal_or_none(given)
+    if error is not None:
+        assert error.status in ("INVALID_ARGUMENT", "UNIMPLEMENTED")
+        assert error.field.startswith("input.")
+
+
+def test_errors_survive_the_wire() -> None:
+    for cls in errors._CLASSES:
+        error = errors.from_status(errors.to_status(cls("what", field="input.text")))
+        assert type(error) is cls
+        assert (error.message, error.field) == ("input.text: what", "input.text")
+
+
+def test_a_long_error_fits_into_headers() -> None:
+    status = errors.to_status(InvalidRequest("ä" * 100_000, field="input." + "x" * 100_000))
+    assert len(status.SerializeToString()) < 4000

@@ -1,0 +1,261 @@
+"""Engine outputs become pieces of text: joined they are the answer, and there is one last piece."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from frontend_fakes import EOS, TOKEN_BYTES, WORD_IDS
+from hypothesis import given
+from hypothesis import strategies as st
+
+from structgen.constraints import JsonObject
+from structgen.errors import ConstraintError, InternalError, to_wire
+from structgen.frontend.outputs import (
+    ConstraintStatus,
+    OutputProcessor,
+    RequestOutput,
+    Usage,
+    merge,
+)
+from structgen.messages import (
+    ConstraintInfo,
+    EngineOutput,
+    EngineRequest,
+    FinishReason,
+    RequestStats,
+)
+from structgen.params import SamplingParams
+
+END = EngineOutput("e", [], FinishReason.STOP, stop_id=EOS)
+
+
+def processor(params: SamplingParams | None = None) -> OutputProcessor:
+    """One request, engine id "e", known to its caller as "r"; every look at the clock is 1 s."""
+    ticks = itertools.count(101)
+    result = OutputProcessor(TOKEN_BYTES, clock=lambda: float(next(ticks)))
+    result.add(EngineRequest("e", [1, 2, 3], params or SamplingParams(), arrival=100.0), "r")
+    return result
+
+
+def run(
+    params: SamplingParams, outputs: list[EngineOutput]
+) -> tuple[list[RequestOutput], list[str]]:
+    """Process one output at a time; return the pieces, and the engine ids to abort."""
+    outputs_processor = processor(params)
+    batches = [outputs_processor.process([output]) for output in outputs]
+    return (
+        [piece for batch in batches for piece in batch.outputs],
+        [id for batch in batches for id in batch.abort_ids],
+    )
+
+
+def answer(params: SamplingParams, outputs: list[EngineOutput]) -> RequestOutput:
+    return merge(run(params, outputs)[0])
+
+
+def group(ids: list[int], sizes: list[int]) -> list[EngineOutput]:
+    """Cut ids into outputs of the given sizes, the finish in the last one."""
+    outputs, at = [], 0
+    for size in sizes:
+        outputs.append(EngineOutput("e", ids[at : at + size]))
+        at += size
+    return [*outputs, EngineOutput("e", ids[at:], FinishReason.MAX_TOKENS)]
+
+
+token_ids = st.lists(
+    st.sampled_from([*b"ab\n", *"€".encode(), *WORD_IDS.values()]), min_size=1, max_size=25
+)
+stops = st.lists(
+    st.sampled_from(["ab", "b\n", "\n\n", "five", "e six", "€", "aba", "�"]), max_size=3
+)
+
+
+@given(
+    token_ids,
+    stops,
+    st.booleans(),
+    st.integers(0, 8),
+    st.lists(st.integers(0, 6), max_size=8),
+)
+def test_the_answer_does_not_depend_on_how_tokens_are_grouped(ids, stops, include, low, sizes):
+    params = SamplingParams(stop=tuple(stops), include_stop=include, min_tokens=low)
+    one_by_one = answer(params, group(ids, [1] * len(ids)))
+    grouped = answer(params, group(ids, sizes))
+    assert grouped.text == one_by_one.text
+    assert grouped.token_ids == one_by_one.token_ids
+    assert grouped.finish == one_by_one.finish
+    assert grouped.usage is not None
+    assert grouped.usage.completion_tokens == len(grouped.token_ids)
+
+
+@given(token_ids, stops, st.lists(st.integers(0, 6), max_size=8))
+def test_pieces_join_to_the_answer_and_exactly_one_is_the_last(ids, stops, sizes):
+    pieces, _ = run(SamplingParams(stop=tuple(stops)), [*group(ids, sizes), END, END])
+    assert [piece.finish is not None for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    whole = merge(pieces)
+    if whole.finish is not None and whole.finish.stop_string is None:
+        text = b"".join(TOKEN_BYTES[id] for id in ids).decode("utf-8", "replace")
+        assert (whole.text, whole.token_ids) == (text, ids)
+
+
+def test_a_stop_in_the_middle_of_a_step_ends_text_ids_and_usage_there():
+    ids = [WORD_IDS[b"ab"], WORD_IDS[b"five"], WORD_IDS[b" six"]]
+    pieces, aborts = run(SamplingParams(stop=("five",)), [EngineOutput("e", ids)])
+    assert aborts == ["e"]
+    assert (pieces[0].text, pieces[0].token_ids) == ("ab", ids[:2])
+    assert pieces[0].finish is not None
+    assert pieces[0].finish.reason is FinishReason.STOP_STRING
+    assert pieces[0].finish.stop_string == "five"
+    assert pieces[0].usage is not None
+    assert pieces[0].usage.completion_tokens == 2
+
+
+def test_a_stop_beats_the_end_that_comes_with_it_and_nothing_is_aborted():
+    last = EngineOutput("e", list(b"ab"), FinishReason.MAX_TOKENS)
+    pieces, aborts = run(SamplingParams(stop=("b",)), [last])
+    assert pieces[0].finish is not None
+    assert pieces[0].finish.reason is FinishReason.STOP_STRING
+    assert aborts == []
+
+
+def test_held_back_text_comes_with_the_end_and_its_ids_at_once():
+    params = SamplingParams(stop=("\n\n",))
+    pieces, aborts = run(params, [EngineOutput("e", [63]), EngineOutput("e", [10]), END])
+    assert [(piece.text, piece.token_ids) for piece in pieces] == [
+        ("?", [63]),
+        ("", [10]),
+        ("\n", []),
+    ]
+    assert pieces[-1].finish is not None
+    assert pieces[-1].finish.stop_id == EOS
+    assert aborts == []
+
+
+def test_stop_strings_count_only_after_min_tokens():
+    params = SamplingParams(stop=("a",), min_tokens=2)
+    whole = answer(params, [EngineOutput("e", list(b"aabab"))])
+    assert whole.text == "aab"
+
+
+def test_an_output_after_the_end_is_dropped():
+    pieces, _ = run(SamplingParams(stop=("a",)), [EngineOutput("e", [97]), END])
+    assert len(pieces) == 1
+
+
+def test_outputs_of_unknown_and_discarded_requests_are_dropped():
+    outputs = processor()
+    assert outputs.discard("e")
+    assert not outputs.discard("e")
+    batch = outputs.process([END, EngineOutput("other", [1])])
+    assert (batch.outputs, batch.failures, batch.abort_ids) == ([], [], [])
+    assert len(outputs) == 0
+
+
+def test_an_error_ends_its_request_alone_with_the_exception_it_was():
+    outputs = processor()
+    outputs.add(EngineRequest("f", [1], SamplingParams(), arrival=100.0), "s")
+    error = ConstraintError("no such type", field="input.constraint.json_schema")
+    batch = outputs.process(
+        [
+            EngineOutput("e", [], FinishReason.ERROR, error=to_wire(error)),
+            EngineOutput("f", [97]),
+        ]
+    )
+    [(request_id, failure)] = batch.failures
+    assert request_id == "r"
+    assert isinstance(failure, ConstraintError)
+    assert failure.field == error.field
+    assert [piece.request_id for piece in batch.outputs] == ["s"]
+    assert (len(outputs), batch.abort_ids) == (1, [])
+
+
+def test_an_error_without_a_reason_is_ours():
+    [(_, failure)] = processor().process([EngineOutput("e", [], FinishReason.ERROR)]).failures
+    assert isinstance(failure, InternalError)
+
+
+@pytest.mark.parametrize(
+    ("last", "status"),
+    [
+        (EngineOutput("e", [125], FinishReason.CONSTRAINT_COMPLETE), ConstraintStatus.COMPLETE),
+        (EngineOutput("e", [], FinishReason.STOP, stop_id=EOS), ConstraintStatus.COMPLETE),
+        (
+            EngineOutput("e", [125], FinishReason.MAX_TOKENS, accepting=True),
+            ConstraintStatus.COMPLETE,
+        ),
+        (EngineOutput("e", [123], FinishReason.MAX_TOKENS), ConstraintStatus.INCOMPLETE),
+        (EngineOutput("e", [123], FinishReason.DEAD_END), ConstraintStatus.INCOMPLETE),
+    ],
+)
+def test_constraint_status_says_whether_the_constraint_accepts_the_text(last, status):
+    constrained = answer(SamplingParams(constraint=JsonObject()), [last]).finish
+    free = answer(SamplingParams(), [last]).finish
+    assert constrained is not None
+    assert free is not None
+    assert constrained.constraint_status is status
+    assert free.constraint_status is ConstraintStatus.NOT_CONSTRAINED
+
+
+@pytest.mark.parametrize(
+    ("stop", "include", "outputs", "status"),
+    [
+        # {} then a stop that is cut off: the text is {} again, and {} was accepted.
+        ("\n", False, [([123, 125], True), ([10], True)], ConstraintStatus.COMPLETE),
+        # The stop is cut out of the object itself.
+        ("}", False, [([123, 125], True)], ConstraintStatus.INCOMPLETE),
+        ("}", True, [([123, 125], True)], ConstraintStatus.COMPLETE),
+        # Accepted after the last id, which the stop cut off: nothing is known of the text before.
+        ("{", True, [([123, 125], True)], ConstraintStatus.INCOMPLETE),
+    ],
+)
+def test_a_stop_string_leaves_a_complete_text_only_where_the_constraint_accepted(
+    stop, include, outputs, status
+):
+    params = SamplingParams(constraint=JsonObject(), stop=(stop,), include_stop=include)
+    finish = answer(params, [EngineOutput("e", ids, accepting=ok) for ids, ok in outputs]).finish
+    assert finish is not None
+    assert finish.reason is FinishReason.STOP_STRING
+    assert finish.constraint_status is status
+
+
+def test_usage_and_timings_come_first_and_last_with_the_engines_figures():
+    info = ConstraintInfo("xgrammar", 0.5, False, "key")
+    first = RequestStats(
+        3, cached_tokens=2, forwards=1, queue_s=0.1, prefill_s=0.2, constraint=info
+    )
+    last = RequestStats(3, cached_tokens=2, forwards=4, queue_s=0.1, decode_s=9.0, constraint=info)
+    pieces, _ = run(
+        SamplingParams(),
+        [
+            EngineOutput("e", [97], stats=first),
+            EngineOutput("e", [98]),
+            EngineOutput("e", [99], FinishReason.MAX_TOKENS, stats=last),
+        ],
+    )
+    assert [piece.usage for piece in pieces] == [Usage(3, 2, 1, 1), None, Usage(3, 2, 3, 4)]
+    assert [piece.constraint for piece in pieces] == [info, None, info]
+    assert pieces[0].timings is not None
+    assert pieces[0].timings.time_to_first_token == 1.0
+    assert pieces[0].timings.compile == 0.5
+    assert pieces[2].timings is not None
+    assert pieces[2].timings.decode == 9.0
+
+
+def test_a_stop_string_reports_the_counters_carried_on_from_the_first():
+    params = SamplingParams(stop=("c",))
+    outputs = [EngineOutput("e", [97], stats=RequestStats(3, forwards=2))]
+    outputs += [EngineOutput("e", [id]) for id in b"bc"]
+    whole = answer(params, outputs)
+    assert whole.usage == Usage(3, 0, 3, 4)
+    assert whole.timings is not None
+    assert whole.timings.decode > 0
+
+
+def test_merge_keeps_the_last_report_of_the_pieces():
+    usage = Usage(1, 0, 1, 1)
+    pieces = [
+        RequestOutput(request_id="r", text="a", token_ids=[1], usage=usage),
+        RequestOutput(request_id="r", text="b", token_ids=[2]),
+    ]
+    assert merge(pieces) == RequestOutput(request_id="r", text="ab", token_ids=[1, 2], usage=usage)

@@ -1,0 +1,237 @@
+"""The sampler against transformers' processors, and its draws against exact distributions."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from structgen.grammar import bitmask
+from structgen.model.rows import RequestRows
+from structgen.model.sampling import topk
+from structgen.model.sampling.logits import apply_bitmask
+from structgen.model.sampling.sampler import sample
+from structgen.params import SamplingParams
+from structgen.plan import NewRow, PlanRow, StepPlan, TokenBitmask
+
+NO_MASK = TokenBitmask(np.zeros((0, 0), np.int32), np.zeros(0, np.int32))
+
+
+def rows_of(
+    params: list[SamplingParams], seeds: list[int] | None = None
+) -> tuple[RequestRows, np.ndarray]:
+    rows = RequestRows(max_blocks=1, slots=2)
+    seeds = seeds or list(range(len(params)))
+    names = [f"r{i}" for i in range(len(params))]
+    added = [NewRow(n, p, s) for n, p, s in zip(names, params, seeds, strict=True)]
+    plan = [PlanRow(n, 0, [0], [0], 1) for n in names]
+    return rows, rows.apply(StepPlan(1, added, plan, []))
+
+
+def tokens_of(logits: torch.Tensor, params: list[SamplingParams], **kwargs: object) -> list[int]:
+    rows, slots = rows_of(params, kwargs.get("seeds"))  # type: ignore[arg-type]
+    positions = kwargs.get("positions", np.full(len(params), 5))
+    outputs = sample(logits.clone(), NO_MASK, rows, slots, positions)  # type: ignore[arg-type]
+    return [output.token_ids[0] for output in outputs]
+
+
+def kept(threshold: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    return (logits >= threshold) & (logits > -torch.inf)
+
+
+@pytest.fixture
+def logits() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return 3 * torch.randn(6, 3000, generator=generator)
+
+
+@pytest.mark.parametrize("k", [1, 2, 50, 2999])
+def test_top_k_keeps_what_transformers_keeps(logits: torch.Tensor, k: int) -> None:
+    ours = kept(topk.top_k_threshold(logits, torch.full((6,), k)), logits)
+    assert torch.equal(ours, TopKLogitsWarper(k)(None, logits.clone()) > -torch.inf)
+
+
+@pytest.mark.parametrize("p", [0.01, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("scale", [0.02, 1.0])  # flat: the nucleus outgrows the first guess
+def test_top_p_keeps_what_transformers_keeps(logits: torch.Tensor, p: float, scale: float) -> None:
+    logits = logits * scale
+    ours = kept(topk.top_p_threshold(logits, torch.full((6,), p)), logits)
+    assert torch.equal(ours, TopPLogitsWarper(p)(None, logits.clone()) > -torch.inf)
+
+
+@pytest.mark.parametrize("p", [0.001, 0.1, 1.0])
+def test_min_p_keeps_what_transformers_keeps(logits: torch.Tensor, p: float) -> None:
+    ours = kept(topk.min_p_threshold(logits, torch.full((6,), p)), logits)
+    assert torch.equal(ours, MinPLogitsWarper(p)(None, logits.clone()) > -torch.inf)
+
+
+def test_equal_logits_stay_or_go_together() -> None:
+    tied = torch.tensor([[1.0, 3.0, 2.0, 2.0, 2.0, 0.0]])
+    assert kept(topk.top_k_threshold(tied, torch.tensor([2])), tied).sum() == 4
+    assert kept(topk.top_p_threshold(tied, torch.tensor([0.7])), tied).sum() == 4
+
+
+def test_a_filter_that_is_off_in_a_row_keeps_all_of_it(logits: torch.Tensor) -> None:
+    off = torch.tensor([0, 5, 0, 10**9, 0, 1])
+    assert kept(topk.top_k_threshold(logits, off), logits).sum(-1).tolist() == [
+        3000,
+        5,
+        3000,
+        3000,
+        3000,
+        1,
+    ]
+    p = torch.tensor([1.0, 0.5, 1.0, 1.0, 1.0, 1.0])
+    counts = kept(topk.top_p_threshold(logits, p), logits).sum(-1).tolist()
+    assert counts[0] == 3000
+    assert counts[1] < 3000
+
+
+def test_greedy_rows_are_the_argmax_beside_random_rows(logits: torch.Tensor) -> None:
+    params = [
+        SamplingParams(temperature=0.0),
+        SamplingParams(top_k=64),
+        SamplingParams(temperature=1e-6),
+        SamplingParams(top_p=0.5),
+        SamplingParams(temperature=0.0, top_k=3, top_p=0.1),
+        SamplingParams(min_p=0.1),
+    ]
+    tokens = tokens_of(logits, params)
+    for row in (0, 2, 4):
+        assert tokens[row] == int(logits[row].argmax())
+
+
+def test_a_seeded_row_draws_the_same_alone_in_a_batch_and_at_another_index(
+    logits: torch.Tensor,
+) -> None:
+    params = SamplingParams(temperature=0.9, top_k=200, top_p=0.95, min_p=0.001)
+    alone = tokens_of(logits[:1], [params], seeds=[42])
+    mate = SamplingParams(top_k=5)
+    first = tokens_of(logits[:2], [params, mate], seeds=[42, 7])
+    last = tokens_of(
+        logits[[1, 2, 0]], [mate, SamplingParams(temperature=0), params], seeds=[7, 8, 42]
+    )
+    assert alone[0] == first[0] == last[2]
+
+
+def test_noise_differs_by_seed_and_position(logits: torch.Tensor) -> None:
+    flat = torch.zeros(1, 3000)
+    params = [SamplingParams()]
+    draws = {
+        tokens_of(flat, params, seeds=[seed], positions=np.array([position]))[0]
+        for seed in range(6)
+        for position in range(6)
+    }
+    assert len(draws) > 30
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=0.7),
+        SamplingParams(temperature=1.5, top_k=7),
+        SamplingParams(top_p=0.8),
+        SamplingParams(min_p=0.1),
+        SamplingParams(temperature=1.3, top_k=12, top_p=0.9, min_p=0.02),
+    ],
+    ids=["plain", "cold", "top_k", "top_p", "min_p", "all"],
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_draws_follow_the_exact_distribution(params: SamplingParams, masked: bool) -> None:
+    """G-test of 40 000 draws against the processed distribution in float64."""
+    draws, vocab = 40_000, 24
+    logits = 2 * torch.randn(1, vocab, generator=torch.Generator().manual_seed(3))
+    allowed = [t for t in range(vocab) if t % 3] if masked else list(range(vocab))
+    words = bitmask.pack(allowed, vocab)
+    reference = torch.full((1, vocab), -torch.inf, dtype=torch.float64)
+    reference[0, allowed] = logits[0, allowed].double()
+    for warper in _warpers(params):
+        reference = warper(None, reference)
+    expected = reference.softmax(-1)[0]
+
+    rows, slots = rows_of([params], [11])
+    batch = logits.expand(draws, -1).clone()
+    mask = TokenBitmask(np.tile(words, (draws, 1)), np.arange(draws, dtype=np.int32))
+    outputs = sample(
+        batch, mask if masked else NO_MASK, rows, slots.repeat(draws), np.arange(draws)
+    )
+    counts = torch.bincount(torch.tensor([o.token_ids[0] for o in outputs]), minlength=vocab)
+
+    assert counts[expected == 0].sum() == 0
+    seen = expected > 0
+    ratio = counts[seen] / (draws * expected[seen])
+    g = 2 * float(torch.special.xlogy(counts[seen], ratio).sum())
+    degrees = int(seen.sum()) - 1
+    # Wilson-Hilferty: the 1 - 1e-6 quantile of chi squared.
+    quantile = degrees * (1 - 2 / (9 * degrees) + 4.75 * math.sqrt(2 / (9 * degrees))) ** 3
+    assert g < quantile
+
+
+def _warpers(params: SamplingParams) -> list[object]:
+    warpers: list[object] = [TemperatureLogitsWarper(params.temperature)]
+    if params.min_p:
+        warpers.append(MinPLogitsWarper(params.min_p))
+    if params.top_k:
+        warpers.append(TopKLogitsWarper(params.top_k))
+    if params.top_p < 1:
+        warpers.append(TopPLogitsWarper(params.top_p))
+    return warpers
+
+
+@pytest.mark.parametrize("vocab", [31, 32, 33, 100])
+def test_the_bitmask_bans_exactly_what_it_does_not_allow(vocab: int) -> None:
+    logits = torch.randn(4, vocab, generator=torch.Generator().manual_seed(0))
+    before = logits.clone()
+    words = np.stack([bitmask.pack([0, vocab - 1], vocab), bitmask.pack(range(5), vocab)])
+    apply_bitmask(logits, TokenBitmask(words, np.array([3, 1], np.int32)))
+    assert torch.equal(logits[[0, 2]], before[[0, 2]])
+    assert torch.isfinite(logits[3]).nonzero().flatten().tolist() == [0, vocab - 1]
+    assert torch.isfinite(logits[1]).nonzero().flatten().tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_that_is_not_finite_is_an_error_and_its_neighbours_are_not(
+    logits: torch.Tensor, bad: float, temperature: float
+) -> None:
+    params = [SamplingParams(temperature=temperature, top_p=0.9)] * 6
+    expected = tokens_of(logits, params)
+    broken = logits.clone()
+    broken[2, 17] = bad
+    rows, slots = rows_of(params)
+    outputs = sample(broken, NO_MASK, rows, slots, np.full(6, 5))
+    assert outputs[2].error
+    assert [o.token_ids for i, o in enumerate(outputs) if i != 2] == [
+        [token] for i, token in enumerate(expected) if i != 2
+    ]
+
+
+def test_slots_are_reused_without_the_last_users_options() -> None:
+    rows = RequestRows(max_blocks=4, slots=1)
+    hot = NewRow("a", SamplingParams(top_k=3, top_p=0.5, min_p=0.1), seed=1)
+    first = rows.apply(StepPlan(1, [hot], [PlanRow("a", 0, [1], [3, 2], 1)], []))
+    cold = NewRow("b", SamplingParams(temperature=0), seed=2)
+    second = rows.apply(StepPlan(2, [cold], [PlanRow("b", 0, [1], [1], 1)], ["a"]))
+    assert first == second
+    slot = second[0]
+    assert rows.temperature[slot] == 0
+    assert (rows.top_k[slot], rows.top_p[slot], rows.min_p[slot]) == (0, 1, 0)
+    assert rows.block_table[slot, 0] == 1
+
+
+def test_rows_grow_past_their_first_slots() -> None:
+    rows = RequestRows(max_blocks=2, slots=2)
+    names = [f"r{i}" for i in range(9)]
+    added = [NewRow(n, SamplingParams(top_k=i + 1), seed=i) for i, n in enumerate(names)]
+    plan = [PlanRow(n, 0, [1], [i], 1) for i, n in enumerate(names)]
+    slots = rows.apply(StepPlan(1, added, plan, []))
+    assert len(set(slots.tolist())) == 9
+    assert rows.top_k[slots].tolist() == list(range(1, 10))
+    assert rows.block_table[slots, 0].tolist() == list(range(9))
