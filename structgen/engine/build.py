@@ -21,13 +21,16 @@ def build_core(config: EngineConfig) -> tuple[EngineCore, ModelInfo]:
 
     Raises ConfigError: the model cannot be had, or the options do not fit it.
     """
-    # The one place where the engine names the model side; torch is imported from here on.
+    # The one place where the engine names the model side.
     from structgen.model import sources
-    from structgen.model.executor import LocalExecutor
-    from structgen.model.runner import ModelRunner
 
     folder = sources.resolve(config.model, progress=True)
     tokenizer = Tokenizer.load(folder)
+
+    # torch is imported here, after what can be found wrong without it.
+    from structgen.model.executor import LocalExecutor
+    from structgen.model.runner import ModelRunner
+
     executor = LocalExecutor(
         lambda: ModelRunner(config, folder, tokenizer.size, list(tokenizer.eos_ids))
     )

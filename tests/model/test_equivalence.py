@@ -41,12 +41,13 @@ class Engine:
         request = SamplingParams(**(settings | params))  # type: ignore[arg-type]
         self.client.send(EngineRequest(request_id, prompt, request, time.monotonic()))
 
-    def run(self, count: int, arrivals: Iterator[None] = iter(())) -> dict[str, list[int]]:
+    def run(self, count: int, arrivals: Iterator[None] | None = None) -> dict[str, list[int]]:
         """Step until so many requests ended, calling for an arrival before each step."""
         tokens: dict[str, list[int]] = {}
         self.ends: dict[str, EngineOutput] = {}
         while len(self.ends) < count:
-            next(arrivals, None)
+            if arrivals is not None:
+                next(arrivals, None)
             for output in self.client.step():
                 tokens.setdefault(output.id, []).extend(output.new_ids)
                 if output.finish:

@@ -145,7 +145,6 @@ def test_killing_the_engine_fails_every_stream_and_the_next_request_is_served(
         while not llm.ready:
             await asyncio.sleep(0.05)
         assert states == [False, True]
-        assert client.pid != first
         assert (await answer(llm))[-1].finish is not None
         assert client.pid != first
         assert not psutil.pid_exists(first)
@@ -164,22 +163,20 @@ def test_200_clients_that_cancel_at_random_moments_leave_nothing_behind(
 
         async def impatient(index: int) -> None:
             constraint = SCHEMA if index % 3 == 0 else None
-            task = asyncio.create_task(
-                answer(
-                    llm,
-                    [rng.randrange(200) for _ in range(rng.randint(1, 60))],
-                    max_tokens=200,
-                    constraint=constraint,
-                    ignore_eos=constraint is None,
-                )
-            )
-            await asyncio.sleep(rng.random() * 1.5)
-            task.cancel()
-            await asyncio.wait([task])
+            prompt = [rng.randrange(200) for _ in range(rng.randint(1, 60))]
+            with contextlib.suppress(TimeoutError):  # cancels what runs inside
+                async with asyncio.timeout(rng.random() * 1.5):
+                    await answer(
+                        llm,
+                        prompt,
+                        max_tokens=200,
+                        constraint=constraint,
+                        ignore_eos=constraint is None,
+                    )
 
-            await asyncio.gather(*(impatient(index) for index in range(200)))
-            assert llm.num_open == 0
-            await assert_pool_is_whole(llm)
+        await asyncio.gather(*(impatient(index) for index in range(200)))
+        assert llm.num_open == 0
+        await assert_pool_is_whole(llm)
 
     run(test())
 
