@@ -11,6 +11,7 @@ from enum import StrEnum
 import msgspec
 
 from structgen.errors import WireError
+from structgen.logprobs import TokenLogprobs
 from structgen.params import SamplingParams
 
 
@@ -33,19 +34,27 @@ class _Message(
 
 
 class EngineRequest(_Message, frozen=True):
-    """A validated request.  arrival: seconds of `time.monotonic`, shared by both processes."""
+    """A validated request.  arrival: seconds of `time.monotonic`, shared by both processes.
+
+    bad_sequences: the bad words and bad ids of the params as token ids.
+    """
 
     id: str
     prompt_ids: list[int]
     params: SamplingParams
     arrival: float
     priority: int = 0
+    bad_sequences: list[list[int]] = []
 
 
 class Abort(_Message, frozen=True):
-    """Forget these requests; unknown ids are ignored, so a late abort is harmless."""
+    """Forget these requests, or single samples of one: (id, index).
+
+    What is unknown is ignored, so a late abort is harmless.
+    """
 
     ids: list[str]
+    samples: list[tuple[str, int]] = []
 
 
 class Shutdown(_Message, frozen=True):
@@ -75,11 +84,13 @@ class RequestStats(_Message, frozen=True):
 
 
 class EngineOutput(_Message, frozen=True):
-    """New tokens of one request, and its end.
+    """New tokens of one sample of a request, and its end.  A request has params.n samples.
 
     `accepting`: the constraint would accept the text as it stands after the last of `new_ids`.
     `stop_id`: the stop id that ended it; not part of new_ids.  `stats` comes with the first tokens
     and with the end.  `detail` says which masks left nothing when the reason is DEAD_END.
+    `logprobs` are those of new_ids; `prompt_logprobs` come whole with the first output of sample 0,
+    None for the first token.
     """
 
     id: str
@@ -90,6 +101,9 @@ class EngineOutput(_Message, frozen=True):
     stats: RequestStats | None = None
     error: WireError | None = None
     detail: str = ""
+    index: int = 0
+    logprobs: list[TokenLogprobs] = []
+    prompt_logprobs: list[TokenLogprobs | None] = []
 
 
 class Outputs(_Message, frozen=True):

@@ -11,8 +11,15 @@ from structgen.errors import InvalidRequest
 
 GREEDY_BELOW = 1e-5  # a lower temperature is greedy: dividing by it would only overflow
 
+MAX_SAMPLES = 128
 MAX_STOPS = 32
 MAX_STOP_CHARS = 1024
+MAX_STOP_IDS = 256
+MAX_BAD_WORDS = 256
+MAX_LOGPROBS = 64
+MAX_BIASES = 4096
+MAX_BIAS = 1e4  # far above any logit, far below what overflows float32
+MAX_PENALTY = 100.0
 
 
 class SamplingParams(
@@ -22,6 +29,9 @@ class SamplingParams(
 
     max_tokens None is what the context leaves.  top_k 0 or -1 is off.  seed None draws one at
     admission.  time_limit_s ends the answer with what there is, counted from arrival.
+    logit_bias: (token id, added to its logit).  allowed_token_ids: only these; empty allows all.
+    bad_words, bad_token_ids: never answered.  logprobs, prompt_logprobs: how many of the most
+    likely tokens to report beside the one that is there; None reports nothing.
 
     Raises InvalidRequest: a value is outside its range, named with the limit.
     """
@@ -39,15 +49,38 @@ class SamplingParams(
     ignore_eos: bool = False
     time_limit_s: float | None = None
     constraint: Constraint | None = None
+    n: int = 1
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    bad_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    constraint_mass: bool = False
 
     @property
     def greedy(self) -> bool:
         return self.temperature < GREEDY_BELOW
 
+    @property
+    def penalised(self) -> bool:
+        """Whether a token's logit depends on the tokens before it."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.frequency_penalty != 0.0
+            or self.presence_penalty != 0.0
+        )
+
     def __post_init__(self) -> None:
         self._check_lengths()
         self._check_sampling()
+        self._check_logits()
+        self._check_tokens()
         self._check_stops()
+        self._check_report()
 
     def _check_lengths(self) -> None:
         if self.max_tokens is not None:
@@ -79,14 +112,51 @@ class SamplingParams(
         _within("sampling.min_p", self.min_p, 0, 1)
         if self.seed is not None:
             _within("sampling.seed", self.seed, -(2**63), 2**64 - 1)
+        _within("sampling.n", self.n, 1, MAX_SAMPLES)
+
+    def _check_logits(self) -> None:
+        _finite("sampling.repetition_penalty", self.repetition_penalty)
+        if not 0 < self.repetition_penalty <= MAX_PENALTY:
+            raise InvalidRequest(
+                f"repetition_penalty must be in (0, {MAX_PENALTY}], got {self.repetition_penalty}",
+                field="input.sampling.repetition_penalty",
+            )
+        for name in ("frequency_penalty", "presence_penalty"):
+            _finite(f"sampling.{name}", getattr(self, name))
+            _within(f"sampling.{name}", getattr(self, name), -MAX_PENALTY, MAX_PENALTY)
+        _within("sampling.logit_bias", len(self.logit_bias), 0, MAX_BIASES, "number of biases")
+        for token, bias in self.logit_bias:
+            _finite(f"sampling.logit_bias[{token}]", bias)
+            _within(f"sampling.logit_bias[{token}]", bias, -MAX_BIAS, MAX_BIAS)
+
+    def _check_tokens(self) -> None:
+        _within("sampling.bad_words", len(self.bad_words), 0, MAX_BAD_WORDS, "number of bad words")
+        for index, word in enumerate(self.bad_words):
+            path = f"sampling.bad_words[{index}]"
+            _within(path, len(word.strip()), 1, MAX_STOP_CHARS, "bad word length")
+        bad = set(self.bad_token_ids)
+        for token in self.allowed_token_ids:
+            if token not in bad:
+                return
+        if self.allowed_token_ids:
+            raise InvalidRequest(
+                "bad_token_ids leave none of the allowed_token_ids",
+                field="input.sampling.allowed_token_ids",
+            )
+
+    def _check_report(self) -> None:
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                _within(f"response.{name}", value, 0, MAX_LOGPROBS)
 
     def _check_stops(self) -> None:
-        _within("stopping.stop", len(self.stop), 0, MAX_STOPS, what="number of stop strings")
+        _within("stopping.stop", len(self.stop), 0, MAX_STOPS, "number of stop strings")
         for index, stop in enumerate(self.stop):
-            _within(
-                f"stopping.stop[{index}]", len(stop), 1, MAX_STOP_CHARS, what="stop string length"
-            )
-        _within("stopping.stop_token_ids", len(self.stop_token_ids), 0, 256, what="number of ids")
+            _within(f"stopping.stop[{index}]", len(stop), 1, MAX_STOP_CHARS, "stop string length")
+        _within(
+            "stopping.stop_token_ids", len(self.stop_token_ids), 0, MAX_STOP_IDS, "number of ids"
+        )
         if self.ignore_eos and self.constraint is not None:
             raise InvalidRequest(
                 "ignore_eos cannot be combined with a constraint: its end is the constraint's end",

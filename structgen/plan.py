@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from structgen.logprobs import TokenLogprobs
 from structgen.params import SamplingParams
 
 
@@ -19,12 +20,16 @@ class NewRow(msgspec.Struct, frozen=True, array_like=True):
     """A request the model has not seen, or one resumed after preemption.
 
     The seed is resolved: the same (seed, sample, position) draws the same noise on any machine.
+    history: the tokens before the first that will be computed (a prefix hit), if penalties need
+    them, else empty.  The first num_prompt tokens of the sequence are its prompt.
     """
 
     id: str
     params: SamplingParams
     seed: int
     sample: int = 0
+    num_prompt: int = 0
+    history: list[int] = []
 
 
 class PlanRow(msgspec.Struct, frozen=True, array_like=True):
@@ -32,6 +37,7 @@ class PlanRow(msgspec.Struct, frozen=True, array_like=True):
 
     `new_block_ids` are appended to the row's block table before the forward.  `num_logits` is 0
     while debt remains after this step, else the number of last positions to sample at.
+    `targets`: where prompt logprobs are wanted, the tokens that follow the first of token_ids.
     """
 
     id: str
@@ -39,6 +45,7 @@ class PlanRow(msgspec.Struct, frozen=True, array_like=True):
     token_ids: list[int]
     new_block_ids: list[int]
     num_logits: int
+    targets: list[int] = []
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
@@ -67,10 +74,15 @@ class TokenBitmask(msgspec.Struct, frozen=True):
 
 
 class RowOutput(msgspec.Struct, frozen=True, array_like=True):
-    """What one plan row produced: sampled ids (none where num_logits was 0), or why it failed."""
+    """What one plan row produced: sampled ids (none where num_logits was 0), or why it failed.
+
+    logprobs: one per sampled id, if asked for.  prompt_logprobs: one per target of the row.
+    """
 
     token_ids: list[int]
     error: str = ""
+    logprobs: list[TokenLogprobs] = []
+    prompt_logprobs: list[TokenLogprobs] = []
 
 
 class StepOutput(msgspec.Struct, frozen=True, array_like=True):

@@ -29,8 +29,9 @@ from structgen.errors import (
 )
 from structgen.grammar.compiler import Compiled
 from structgen.grammar.manager import Casualty, GrammarManager
+from structgen.logprobs import TokenLogprobs
 from structgen.messages import Abort, EngineOutput, EngineRequest, FinishReason, Shutdown
-from structgen.plan import Executor, PlanRow, StepPlan
+from structgen.plan import Executor, PlanRow, RowOutput, StepPlan
 
 log = logs.get(__name__)
 
@@ -79,6 +80,7 @@ class EngineCore:
         )
         self.scheduler = Scheduler(config, self._kv)
         self._deadlines: list[tuple[float, str]] = []
+        self._samples: dict[str, list[Request]] = {}  # by message id, those that have not ended
         self._sequence = 0
         self._outputs: list[EngineOutput] = []
 
@@ -111,7 +113,7 @@ class EngineCore:
 
     def _run(self, plan: StepPlan) -> None:
         began = time.perf_counter()
-        sampled = [self._request(row) for row in plan.rows if row.num_logits]
+        sampled = [self.scheduler.require(row.id) for row in plan.rows if row.num_logits]
         if self._overlap:
             self._executor.execute_model(plan)
         mask_began = time.perf_counter()
@@ -125,7 +127,7 @@ class EngineCore:
         for casualty in casualties:
             self._bury(casualty)
         for row, output in zip(plan.rows, result.rows, strict=True):
-            self._commit(row, output.token_ids, output.error)
+            self._commit(row, output)
         self.last_step = StepTimes(
             len(sampled),
             result.forward_s,
@@ -137,41 +139,61 @@ class EngineCore:
         if self._config.check:
             self.check()
 
-    def _commit(self, row: PlanRow, tokens: list[int], error: str) -> None:
+    def _commit(self, row: PlanRow, output: RowOutput) -> None:
         request = self.scheduler.get(row.id)
         if request is None:  # aborted or ended meanwhile; its blocks are released
             return
         self.scheduler.paid(request, row)
-        if error:
-            self._fail(request, InternalError(error))
-        elif tokens:
-            self._append(request, tokens)
+        if output.prompt_logprobs:
+            _keep_prompt_logprobs(request, row.start, output.prompt_logprobs)
+        if output.error:
+            self._fail(request, InternalError(output.error))
+        elif output.token_ids:
+            self._append(request, output)
 
-    def _append(self, request: Request, tokens: list[int]) -> None:
+    def _append(self, request: Request, output: RowOutput) -> None:
         """Advance grammar and request by sampled tokens and report them."""
         first = request.first_token_at is None
         if first:
             request.first_token_at = time.monotonic()
         before = len(request.tokens)
         try:
-            for token in tokens:
+            for token in output.token_ids:
                 if self._append_one(request, token):
                     break
         except StructgenError as error:
             self._fail(request, error)
             return
         new_ids = request.tokens[before:]
-        if request.finish is not None:
-            self._finish(request, new_ids)
-        else:
-            self._outputs.append(
-                EngineOutput(
-                    request.id,
-                    new_ids,
-                    accepting=request.accepting,
-                    stats=request.stats() if first else None,
-                )
+        self._report(request, new_ids, output.logprobs[: len(new_ids)], first=first)
+
+    def _report(
+        self,
+        request: Request,
+        new_ids: list[int],
+        logprobs: list[TokenLogprobs],
+        *,
+        first: bool = False,
+        detail: str = "",
+    ) -> None:
+        """Report new tokens and, if the request has finished, its end."""
+        ended = request.finish is not None
+        self._outputs.append(
+            EngineOutput(
+                request.message_id,
+                new_ids,
+                finish=request.finish,
+                accepting=request.accepting,
+                stop_id=request.stop_id,
+                stats=request.stats() if first or ended else None,
+                detail=detail,
+                index=request.sample,
+                logprobs=logprobs,
+                prompt_logprobs=request.prompt_logprobs if first else [],
             )
+        )
+        if ended:
+            self._forget(request)
 
     def _append_one(self, request: Request, token: int) -> bool:
         is_stop = token in request.stop_ids
@@ -202,60 +224,82 @@ class EngineCore:
         match message:
             case EngineRequest():
                 self._add(message)
-            case Abort(ids=ids):
-                for request_id in ids:
-                    self._abort(request_id)
+            case Abort(ids=ids, samples=samples):
+                for message_id in ids:
+                    self._abort(message_id)
+                for message_id, sample in samples:
+                    self._abort(message_id, sample)
             case Compiled():
                 for request_id, error in self._grammars.land(message):
-                    self._fail(self._by_id(request_id), error)
+                    request = self.scheduler.get(request_id)
+                    if request is not None:  # else its first sample has failed it already
+                        self._fail(request, error)
             case Shutdown():
                 self.running = False
 
     def _add(self, message: EngineRequest) -> None:
-        self._sequence += 1
         try:
-            request = self._admit(message)
-            self._grammars.submit(request)
+            self._check(message)
         except StructgenError as error:
             self._outputs.append(
                 EngineOutput(message.id, [], finish=FinishReason.ERROR, error=to_wire(error))
             )
             return
-        self.scheduler.add(request)
-        if request.deadline is not None:
-            heapq.heappush(self._deadlines, (request.deadline, request.id))
+        seed = message.params.seed
+        seed = random.getrandbits(63) if seed is None else seed
+        leader: Request | None = None
+        self._samples[message.id] = []
+        for sample in range(message.params.n):
+            request = self._new_request(message, sample, seed, leader)
+            leader = leader or request
+            self._samples[message.id].append(request)
+            self.scheduler.add(request)
+            try:
+                self._grammars.submit(request)
+            except StructgenError as error:
+                self._fail(request, error)
+                return
+        if leader is not None and leader.deadline is not None:
+            heapq.heappush(self._deadlines, (leader.deadline, message.id))
 
-    def _admit(self, message: EngineRequest) -> Request:
+    def _check(self, message: EngineRequest) -> None:
         capacity = self._config.context_length
-        if message.id in self.scheduler:
+        if message.id in self._samples:
             raise DuplicateRequest(f"request {message.id!r} is running", field="input.request_id")
         if not 0 < len(message.prompt_ids) < capacity:
             raise InvalidRequest(
                 f"the prompt must have 1 to {capacity - 1} tokens, got {len(message.prompt_ids)}",
                 field="input.prompt",
             )
-        seed = message.params.seed
+
+    def _new_request(
+        self, message: EngineRequest, sample: int, seed: int, leader: Request | None
+    ) -> Request:
+        self._sequence += 1
         return Request(
             message,
             sequence=self._sequence,
-            seed=random.getrandbits(63) if seed is None else seed,
+            seed=seed,
             eos_ids=self._eos_ids,
-            capacity=capacity,
+            capacity=self._config.context_length,
+            sample=sample,
+            leader=leader,
         )
 
-    def _abort(self, request_id: str) -> None:
-        request = self.scheduler.get(request_id)
-        if request is not None:
-            self._forget(request)
+    def _abort(self, message_id: str, sample: int | None = None) -> None:
+        """Forget a request that is here, or one of its samples."""
+        for request in list(self._samples.get(message_id, ())):
+            if sample is None or request.sample == sample:
+                self._forget(request)
 
     def _end_overdue(self) -> None:
         """End what has run out of time, with the answer so far."""
         while self._deadlines and self._deadlines[0][0] <= time.monotonic():
-            deadline, request_id = heapq.heappop(self._deadlines)
-            request = self.scheduler.get(request_id)
-            if request is not None and request.deadline == deadline:  # else an earlier namesake's
-                request.finish = FinishReason.TIME_LIMIT
-                self._finish(request, [])
+            deadline, message_id = heapq.heappop(self._deadlines)
+            for request in list(self._samples.get(message_id, ())):
+                if request.deadline == deadline:  # else an earlier namesake's
+                    request.finish = FinishReason.TIME_LIMIT
+                    self._report(request, [], [])
 
     def _bury(self, casualty: Casualty) -> None:
         request = self.scheduler.get(casualty.request_id)
@@ -265,49 +309,38 @@ class EngineCore:
             self._fail(request, casualty.error)
             return
         request.finish = FinishReason.DEAD_END
-        self._finish(request, [], detail=casualty.detail)
-
-    def _finish(self, request: Request, new_ids: list[int], detail: str = "") -> None:
-        self._outputs.append(
-            EngineOutput(
-                request.id,
-                new_ids,
-                finish=request.finish,
-                accepting=request.accepting,
-                stop_id=request.stop_id,
-                stats=request.stats(),
-                detail=detail,
-            )
-        )
-        self._forget(request)
+        self._report(request, [], [], detail=casualty.detail)
 
     def _fail(self, request: Request, error: StructgenError) -> None:
-        """End one request with an error; its neighbours go on."""
+        """End a request, with all its samples, by an error; its neighbours go on."""
         if isinstance(error, InternalError):
-            log.error("request failed", request=request.id, error=error.message)
+            log.error("request failed", request=request.message_id, error=error.message)
         self._outputs.append(
             EngineOutput(
-                request.id,
+                request.message_id,
                 [],
                 finish=FinishReason.ERROR,
                 stats=request.stats(),
                 error=to_wire(error),
+                index=request.sample,
             )
         )
-        self._forget(request)
+        self._abort(request.message_id)
 
     def _forget(self, request: Request) -> None:
+        samples = self._samples[request.message_id]
+        samples.remove(request)
+        if not samples:
+            del self._samples[request.message_id]
         self._grammars.forget(request)
         self.scheduler.remove(request)
-
-    def _request(self, row: PlanRow) -> Request:
-        return self._by_id(row.id)
-
-    def _by_id(self, request_id: str) -> Request:
-        request = self.scheduler.get(request_id)
-        assert request is not None, f"{request_id} is not here"
-        return request
 
     def _take_outputs(self) -> list[EngineOutput]:
         outputs, self._outputs = self._outputs, []
         return outputs
+
+
+def _keep_prompt_logprobs(request: Request, start: int, logprobs: list[TokenLogprobs]) -> None:
+    """Keep the logprobs of the tokens from start + 1 on; again, if they were preempted."""
+    kept = request.prompt_logprobs or [None]
+    request.prompt_logprobs = [*kept[: start + 1], *logprobs]

@@ -42,14 +42,16 @@ class KVManager:
     def table(self, request_id: str) -> list[int]:
         return self._tables.get(request_id, [])
 
-    def admit(self, request_id: str, tokens: Sequence[int]) -> int | None:
+    def admit(
+        self, request_id: str, tokens: Sequence[int], *, use_cache: bool = True
+    ) -> int | None:
         """Give a request blocks for all its tokens, sharing what the prefix cache has.
 
         Returns the number of tokens whose KV is there already (never the last token, whose logits
         are wanted), or None, with nothing changed, if the pool has no room.
         """
         assert request_id not in self._tables, f"{request_id} holds blocks already"
-        shared = self._match(request_id, tokens)
+        shared = self._match(request_id, tokens) if use_cache else []
         new = self.blocks_for(len(tokens)) - len(shared)
         revived = sum(self.pool.is_free(block) for block in shared)
         if new + revived > self.pool.num_free:

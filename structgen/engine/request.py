@@ -15,37 +15,47 @@ from __future__ import annotations
 import time
 
 from structgen.grammar.base import Matcher
+from structgen.grammar.filters import TokenFilter
+from structgen.logprobs import TokenLogprobs
 from structgen.messages import ConstraintInfo, EngineRequest, FinishReason, RequestStats
 from structgen.params import SamplingParams
 
 
 class Request:
-    """Tokens, debt and end of one request.
+    """Tokens, debt and end of one sample of a request.
 
     stop_ids: every id that ends the answer.  limit: the length of `tokens` at which it must end,
     and limit_reason why.  compiling: the constraint is not ready, so no token can be sampled yet.
+    leader: the request's first sample, which computes the prompt for all; None for that one.
     """
 
     __slots__ = (
         "arrival",
+        "bad_sequences",
         "cached_tokens",
         "compiling",
         "computed",
         "constraint_info",
         "deadline",
+        "filter",
         "finish",
         "first_scheduled_at",
         "first_token_at",
         "forwards",
+        "gone",
         "id",
+        "leader",
         "limit",
         "limit_reason",
         "matcher",
+        "message_id",
         "min_length",
         "num_prompt",
         "order",
         "params",
         "preemptions",
+        "prompt_logprobs",
+        "sample",
         "seed",
         "stop_id",
         "stop_ids",
@@ -60,14 +70,24 @@ class Request:
         seed: int,
         eos_ids: frozenset[int],
         capacity: int,
+        sample: int = 0,
+        leader: Request | None = None,
     ) -> None:
         params = message.params
-        self.id = message.id
+        self.message_id = message.id
+        # A caller cannot choose this for another request: ids have no control characters.
+        self.id = message.id if leader is None else f"{message.id}\0{sample}"
+        self.sample = sample
+        self.leader = leader
+        self.gone = False
         self.params: SamplingParams = params
         self.tokens = list(message.prompt_ids)
         self.num_prompt = len(message.prompt_ids)
         self.computed = 0
         self.matcher: Matcher | None = None
+        self.filter: TokenFilter | None = None
+        self.bad_sequences = message.bad_sequences
+        self.prompt_logprobs: list[TokenLogprobs | None] = []
         self.compiling = params.constraint is not None
         self.order = (message.priority, message.arrival, sequence)
         self.arrival = message.arrival
@@ -91,6 +111,16 @@ class Request:
     def debt(self) -> int:
         """Tokens to compute before the next can be sampled; the last one waits for the grammar."""
         return len(self.tokens) - self.computed - (1 if self.compiling else 0)
+
+    @property
+    def waits_for_leader(self) -> bool:
+        """Another sample is computing the prompt; its blocks will be shared."""
+        leader = self.leader
+        return leader is not None and not leader.gone and leader.computed < self.num_prompt - 1
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        return self.params.prompt_logprobs is not None and self.sample == 0
 
     @property
     def num_output(self) -> int:

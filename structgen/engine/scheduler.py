@@ -57,6 +57,10 @@ class Scheduler:
     def get(self, request_id: str) -> Request | None:
         return self._by_id.get(request_id)
 
+    def require(self, request_id: str) -> Request:
+        """Return a request that the caller knows to be here."""
+        return self._by_id[request_id]
+
     def add(self, request: Request) -> None:
         """Queue a request.  The caller has checked that it fits the pool when alone."""
         assert request.id not in self._by_id, f"{request.id} is here already"
@@ -68,6 +72,7 @@ class Scheduler:
         del self._by_id[request.id]
         queue = self._running if self._kv.table(request.id) else self._waiting
         queue.remove(request)
+        request.gone = True
         self._kv.forget(request.id)
         self._drop_row(request.id)
 
@@ -141,6 +146,8 @@ class Scheduler:
                 return
             if request.debt <= 0:
                 continue  # a one-token prompt whose constraint compiles: nothing to compute yet
+            if request.waits_for_leader:
+                continue
             if not self._place(request, rows):
                 if request.compiling:
                     continue  # only computed ahead of time: it must not hold up the others
@@ -153,13 +160,15 @@ class Scheduler:
 
     def _place(self, request: Request, rows: list[PlanRow]) -> bool:
         """Give a waiting request its blocks, evicting parked requests if it is not one itself."""
-        cached = self._kv.admit(request.id, request.tokens)
+        # A cached prefix has no logits, so who wants the prompt's computes it.
+        use_cache = not request.wants_prompt_logprobs
+        cached = self._kv.admit(request.id, request.tokens, use_cache=use_cache)
         while cached is None and not request.compiling:
             parked = self._last_parked(rows)
             if parked is None:
                 return False
             self._preempt(parked)
-            cached = self._kv.admit(request.id, request.tokens)
+            cached = self._kv.admit(request.id, request.tokens, use_cache=use_cache)
         if cached is None:
             return False
         request.computed = cached
@@ -203,7 +212,7 @@ class Scheduler:
         known = self._known_rows.get(request.id)
         if known is None:
             known = 0
-            added.append(NewRow(request.id, request.params, request.seed))
+            added.append(self._new_row(request))
         table = self._kv.table(request.id)
         self._known_rows[request.id] = len(table)
         start = request.computed
@@ -214,6 +223,21 @@ class Scheduler:
             token_ids=request.tokens[start : start + count],
             new_block_ids=table[known:],
             num_logits=int(samples),
+            targets=(
+                request.tokens[start + 1 : min(start + count + 1, request.num_prompt)]
+                if request.wants_prompt_logprobs
+                else []
+            ),
+        )
+
+    def _new_row(self, request: Request) -> NewRow:
+        return NewRow(
+            request.id,
+            request.params,
+            request.seed,
+            request.sample,
+            request.num_prompt,
+            request.tokens[: request.computed] if request.params.penalised else [],
         )
 
     def _check_plan(self, plan: StepPlan) -> None:

@@ -58,11 +58,12 @@ class TokenSet:
         self._words = np.array(list(bits), dtype=np.intp)
         self._bits = np.array(list(bits.values()), dtype=np.uint32).view(np.int32)
 
+    @property
+    def is_empty(self) -> bool:
+        return not len(self._words)
+
     def allow(self, row: Words) -> None:
         row[self._words] |= self._bits
 
     def ban(self, row: Words) -> None:
         row[self._words] &= ~self._bits
-
-    def any_allowed(self, row: Words) -> bool:
-        return bool((row[self._words] & self._bits).any())

@@ -1,7 +1,8 @@
 """The grammar side of a step: constraints become matchers, matchers become masks.
 
 Loop thread only; while the device computes, `fill` prepares the one mask of the step.  A mask row
-folds together all that is hard about a logits row: the grammar, and which stop ids may end it now.
+folds together all that is hard about a logits row: the grammar, which stop ids may end it now, the
+allowed ids, and the bad words that would be completed.
 Rows without a restriction have none.  The mask buffer is reused: it may be refilled only after the
 previous `sample_tokens` returned.
 """
@@ -19,19 +20,23 @@ from structgen.errors import InternalError, StructgenError
 from structgen.grammar import bitmask
 from structgen.grammar.base import GrammarBackend, GrammarError, Matcher
 from structgen.grammar.compiler import Compiled, Compiler
+from structgen.grammar.filters import TokenFilter
 from structgen.messages import ConstraintInfo
 from structgen.params import SamplingParams
 from structgen.plan import TokenBitmask
 
 
 class Constrained(Protocol):
-    """What the manager knows of a request; it writes matcher, compiling and constraint_info."""
+    """What the manager knows of a request; it writes the first four."""
 
-    id: str
-    params: SamplingParams
     matcher: Matcher | None
     compiling: bool
     constraint_info: ConstraintInfo | None
+    filter: TokenFilter | None
+    id: str
+    params: SamplingParams
+    bad_sequences: list[list[int]]
+    num_prompt: int
     stop_ids: frozenset[int]
     min_length: int
     tokens: list[int]
@@ -77,10 +82,14 @@ class GrammarManager:
         return sum(map(len, self._waiting.values()))
 
     def submit(self, request: Constrained) -> None:
-        """Give a request its matcher, now if its constraint is known, else when it has compiled.
+        """Give a request its filter and its matcher.
 
+        The latter now if its constraint is known, else when it has compiled.
         Raises the error of the compile if it failed before.
         """
+        allowed = request.params.allowed_token_ids
+        if allowed or request.bad_sequences:
+            request.filter = TokenFilter(allowed, request.bad_sequences, self._vocab_size)
         constraint = request.params.constraint
         if constraint is None:
             return
@@ -124,7 +133,7 @@ class GrammarManager:
         casualties = self._fill_grammars([requests[i] for i in masked], words)
         for row, index in zip(words, masked, strict=True):
             request = requests[index]
-            self._fold_stops(request, row)
+            self._fold(request, row)
             if not row.any():
                 casualties.append(Casualty(request.id, _dead_end(request)))
         broken = {casualty.request_id for casualty in casualties}
@@ -166,7 +175,7 @@ class GrammarManager:
         )
 
     def _is_restricted(self, request: Constrained) -> bool:
-        if request.matcher is not None:
+        if request.matcher is not None or request.filter is not None:
             return True
         return len(request.tokens) < request.min_length and bool(request.stop_ids)
 
@@ -215,17 +224,24 @@ class GrammarManager:
         words &= self._full
         return casualties
 
-    def _fold_stops(self, request: Constrained, row: bitmask.Words) -> None:
-        """Allow the stop ids exactly where the answer may end.
+    def _fold(self, request: Constrained, row: bitmask.Words) -> None:
+        """Fold into a grammar's row the stop ids, exactly where it may end, and the filter.
 
         min_tokens yields to a grammar that is complete and lets nothing else follow.
         """
         stops = self._stop_set(request.stop_ids)
         stops.ban(row)
-        if request.matcher is None or not request.matcher.accepting:
-            return
-        if len(request.tokens) >= request.min_length or not row.any():
+        self._filter(request, row)
+        complete = request.matcher is not None and request.matcher.accepting
+        may_end = complete or request.matcher is None
+        enough = len(request.tokens) >= request.min_length
+        if may_end and (enough or (complete and not row.any())):
             stops.allow(row)
+            self._filter(request, row)
+
+    def _filter(self, request: Constrained, row: bitmask.Words) -> None:
+        if request.filter is not None:
+            request.filter.apply(row, request.tokens, request.num_prompt)
 
     def _is_at_end(self, request: Constrained) -> bool:
         """Whether nothing but stopping is legal for a matcher that accepts."""
@@ -247,5 +263,9 @@ class GrammarManager:
 
 
 def _dead_end(request: Constrained) -> str:
-    banned = f"{len(request.stop_ids)} stop ids, allowed only where it is complete"
-    return f"no token is left: the constraint allows none but {banned}"
+    masks = ["the constraint"] if request.matcher is not None else []
+    if request.filter is not None:
+        masks += request.filter.names
+    if len(request.tokens) < request.min_length:
+        masks.append("min_tokens")
+    return f"no token is left under {', '.join(masks)} and the stop ids"

@@ -100,8 +100,8 @@ class XGrammarBackend(GrammarBackend):
             case Ebnf(text=text, root=root):
                 return self._compiler.compile_grammar(text, root_rule_name=root)
             case Choice(options=options):
-                # GBNF string literals have JSON's escapes.
-                rule = " | ".join(json.dumps(option) for option in options)
+                # GBNF string literals have JSON's escapes, but no surrogate pairs.
+                rule = " | ".join(json.dumps(option, ensure_ascii=False) for option in options)
                 return self._compiler.compile_grammar(f"root ::= {rule}")
 
     def _compile_schema(self, schema: str, whitespace: Whitespace) -> xgrammar.CompiledGrammar:

@@ -6,6 +6,7 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
+from google.rpc.status_pb2 import Status
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +19,13 @@ from structgen.constraints import (
     Regex,
     Whitespace,
 )
-from structgen.errors import ConstraintError, InvalidRequest, StructgenError, Unsupported
+from structgen.errors import (
+    ConstraintError,
+    InternalError,
+    InvalidRequest,
+    StructgenError,
+    Unsupported,
+)
 from structgen.frontend.grpc import convert, errors
 from structgen.frontend.grpc._pb import constraint_pb2, generation_pb2
 from structgen.frontend.inputs import GenerationInput
@@ -228,6 +235,15 @@ def test_errors_survive_the_wire() -> None:
         error = errors.from_status(errors.to_status(cls("what", field="input.text")))
         assert type(error) is cls
         assert (error.message, error.field) == ("input.text: what", "input.text")
+
+
+@pytest.mark.parametrize(
+    ("code", "cls"), [(3, InvalidRequest), (13, InternalError), (2, InternalError)]
+)
+def test_a_status_without_our_details_goes_by_its_code(
+    code: int, cls: type[StructgenError]
+) -> None:
+    assert type(errors.from_status(Status(code=code, message="what"))) is cls
 
 
 def test_a_long_error_fits_into_headers() -> None:

@@ -23,10 +23,11 @@ STATUS_KEY = "grpc-status-details-bin"
 MAX_MESSAGE_BYTES = 1000
 MAX_FIELD_BYTES = 400
 
+# In the order of their definition: of two with one status, the more general one comes first.
 _CLASSES = [
     cls
     for cls in vars(errors).values()
-    if isinstance(cls, type) and issubclass(cls, StructgenError)
+    if isinstance(cls, type) and issubclass(cls, StructgenError) and cls is not StructgenError
 ]
 
 
@@ -90,6 +91,6 @@ def _cut(text: str, size: int) -> str:
     return text if len(data) <= size else data[: size - 4].decode(errors="ignore") + " ..."
 
 
-# Reversed, so that of two classes with one code the first, more general one wins.
+# Reversed, so that the first of two with one status wins.
 _BY_CODE = {_code(cls).value[0]: cls for cls in reversed(_CLASSES)}
 _BY_REASON = {_reason(cls): cls for cls in _CLASSES}

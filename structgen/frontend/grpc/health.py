@@ -25,9 +25,7 @@ class HealthService(health_pb2_grpc.HealthServicer):
     def __init__(self, ready_names: tuple[str, ...]) -> None:
         """ready_names: the services whose status follows `set_ready`."""
         self._ready_names = ready_names
-        self._statuses: dict[str, int] = {
-            "": HealthCheckResponse.SERVING
-        }
+        self._statuses: dict[str, int] = {"": HealthCheckResponse.SERVING}
         self._changed = asyncio.Event()
         self._closed = False
         self.set_ready(False)

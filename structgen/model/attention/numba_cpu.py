@@ -215,16 +215,24 @@ def _product(  # type: ignore[no-untyped-def]
             a_from, out_from = a_at + row * a_step, out_at + row * out_step + column
             left = num_rows - row
             if left >= 4:
-                _panel(_FOUR, n, a, a_from, a_step, b, b_from, b_step, out, out_from, out_step, fresh)
+                _panel(
+                    _FOUR, n, a, a_from, a_step, b, b_from, b_step, out, out_from, out_step, fresh
+                )
                 row += 4
             elif left == 3:
-                _panel(_THREE, n, a, a_from, a_step, b, b_from, b_step, out, out_from, out_step, fresh)
+                _panel(
+                    _THREE, n, a, a_from, a_step, b, b_from, b_step, out, out_from, out_step, fresh
+                )
                 row += 3
             elif left == 2:
-                _panel(_TWO, n, a, a_from, a_step, b, b_from, b_step, out, out_from, out_step, fresh)
+                _panel(
+                    _TWO, n, a, a_from, a_step, b, b_from, b_step, out, out_from, out_step, fresh
+                )
                 row += 2
             else:
-                _panel(_ONE, n, a, a_from, a_step, b, b_from, b_step, out, out_from, out_step, fresh)
+                _panel(
+                    _ONE, n, a, a_from, a_step, b, b_from, b_step, out, out_from, out_step, fresh
+                )
                 row += 1
 
 
@@ -290,7 +298,20 @@ def _soften(row, start, stop, length, highest, total, result):  # type: ignore[n
 
 @_jit(fastmath=_FAST)
 def _attend_piece(  # type: ignore[no-untyped-def]
-    piece, head, q, cache, table, out, shape, scale, window, softcap, queries, scores, results, state
+    piece,
+    head,
+    q,
+    cache,
+    table,
+    out,
+    shape,
+    scale,
+    window,
+    softcap,
+    queries,
+    scores,
+    results,
+    state,
 ):
     """Attend with one run of a sequence's new tokens over one KV head.
 
@@ -318,10 +339,19 @@ def _attend_piece(  # type: ignore[no-untyped-def]
             block = np.int64(table[sequence, t // size])
             keys_at = (block * shape.num_kv_heads + head) * 2 * area
             _product(
-                num_rows, shape.head_dim, min(size, end - t),
-                flat_queries, 0, queries.shape[1],
-                cache, keys_at, shape.padded_block,
-                flat_scores, t - begin, scores.shape[1], True,
+                num_rows,
+                shape.head_dim,
+                min(size, end - t),
+                flat_queries,
+                0,
+                queries.shape[1],
+                cache,
+                keys_at,
+                shape.padded_block,
+                flat_scores,
+                t - begin,
+                scores.shape[1],
+                True,
             )
         for row in range(num_rows):
             query = position + row // group
@@ -336,10 +366,19 @@ def _attend_piece(  # type: ignore[no-untyped-def]
             block = np.int64(table[sequence, t // size])
             values_at = ((block * shape.num_kv_heads + head) * 2 + 1) * area
             _product(
-                num_rows, min(size, end - t), shape.padded_dim,
-                flat_scores, t - begin, scores.shape[1],
-                cache, values_at, shape.padded_dim,
-                flat_results, 0, results.shape[1], False,
+                num_rows,
+                min(size, end - t),
+                shape.padded_dim,
+                flat_scores,
+                t - begin,
+                scores.shape[1],
+                cache,
+                values_at,
+                shape.padded_dim,
+                flat_results,
+                0,
+                results.shape[1],
+                False,
             )
     for row in range(num_rows):
         token, inner = first + row // group, head * group + row % group
@@ -371,8 +410,20 @@ def _attend_share(thread, q, cache, table, pieces, cuts, out, shape, scale, wind
     state = np.empty((rows, 2), np.float32)
     for index in range(cuts[thread], cuts[thread + 1]):
         _attend_piece(
-            pieces[index // shape.num_kv_heads], index % shape.num_kv_heads,
-            q, cache, table, out, shape, scale, window, softcap, queries, scores, results, state,
+            pieces[index // shape.num_kv_heads],
+            index % shape.num_kv_heads,
+            q,
+            cache,
+            table,
+            out,
+            shape,
+            scale,
+            window,
+            softcap,
+            queries,
+            scores,
+            results,
+            state,
         )
 
 

@@ -29,6 +29,9 @@ class GenerationServiceStub:
     """Generates text that obeys its constraint. Errors carry google.rpc details: BadRequest with the
     path of the field at fault, RetryInfo where retrying helps, ErrorInfo with the kind. A client
     that cancels, or whose deadline passes, aborts the request.
+
+    Messages of either direction are limited to 16 MiB unless the server is told otherwise; a larger
+    one is RESOURCE_EXHAUSTED. A client may send a keepalive ping every 10 s, with or without calls.
     """
 
     def __init__(self, channel):
@@ -58,6 +61,9 @@ class GenerationServiceServicer:
     """Generates text that obeys its constraint. Errors carry google.rpc details: BadRequest with the
     path of the field at fault, RetryInfo where retrying helps, ErrorInfo with the kind. A client
     that cancels, or whose deadline passes, aborts the request.
+
+    Messages of either direction are limited to 16 MiB unless the server is told otherwise; a larger
+    one is RESOURCE_EXHAUSTED. A client may send a keepalive ping every 10 s, with or without calls.
     """
 
     def Generate(self, request, context):
@@ -111,6 +117,9 @@ class GenerationService:
     """Generates text that obeys its constraint. Errors carry google.rpc details: BadRequest with the
     path of the field at fault, RetryInfo where retrying helps, ErrorInfo with the kind. A client
     that cancels, or whose deadline passes, aborts the request.
+
+    Messages of either direction are limited to 16 MiB unless the server is told otherwise; a larger
+    one is RESOURCE_EXHAUSTED. A client may send a keepalive ping every 10 s, with or without calls.
     """
 
     @staticmethod

@@ -30,6 +30,9 @@ class GenerationServiceStub:
     """Generates text that obeys its constraint. Errors carry google.rpc details: BadRequest with the
     path of the field at fault, RetryInfo where retrying helps, ErrorInfo with the kind. A client
     that cancels, or whose deadline passes, aborts the request.
+
+    Messages of either direction are limited to 16 MiB unless the server is told otherwise; a larger
+    one is RESOURCE_EXHAUSTED. A client may send a keepalive ping every 10 s, with or without calls.
     """
 
     @_typing.overload
@@ -48,6 +51,9 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     """Generates text that obeys its constraint. Errors carry google.rpc details: BadRequest with the
     path of the field at fault, RetryInfo where retrying helps, ErrorInfo with the kind. A client
     that cancels, or whose deadline passes, aborts the request.
+
+    Messages of either direction are limited to 16 MiB unless the server is told otherwise; a larger
+    one is RESOURCE_EXHAUSTED. A client may send a keepalive ping every 10 s, with or without calls.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -62,6 +68,9 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
     """Generates text that obeys its constraint. Errors carry google.rpc details: BadRequest with the
     path of the field at fault, RetryInfo where retrying helps, ErrorInfo with the kind. A client
     that cancels, or whose deadline passes, aborts the request.
+
+    Messages of either direction are limited to 16 MiB unless the server is told otherwise; a larger
+    one is RESOURCE_EXHAUSTED. A client may send a keepalive ping every 10 s, with or without calls.
     """
 
     @_abc_1.abstractmethod

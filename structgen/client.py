@@ -1,0 +1,7 @@
+"""A structgen server from Python; see structgen.frontend.client."""
+
+from __future__ import annotations
+
+from structgen.frontend.client import AsyncClient, Client, Completion
+
+__all__ = ["AsyncClient", "Client", "Completion"]
