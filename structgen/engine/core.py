@@ -74,7 +74,7 @@ class EngineCore:
         self._executor = executor
         self._grammars = grammars
         self._eos_ids = eos_ids
-        self._overlap = overlap
+        self.overlap = overlap
         self._kv = KVManager(
             config.num_blocks, config.block_size, prefix_caching=config.prefix_caching, salt=salt
         )
@@ -114,12 +114,12 @@ class EngineCore:
     def _run(self, plan: StepPlan) -> None:
         began = time.perf_counter()
         sampled = [self.scheduler.require(row.id) for row in plan.rows if row.num_logits]
-        if self._overlap:
+        if self.overlap:
             self._executor.execute_model(plan)
         mask_began = time.perf_counter()
         mask, casualties = self._grammars.fill(sampled)
         mask_s = time.perf_counter() - mask_began
-        if not self._overlap:
+        if not self.overlap:
             self._executor.execute_model(plan)
         result = self._executor.sample_tokens(mask)
         # Before anything is committed: a request aborted during the forward gets no more tokens.
@@ -133,7 +133,7 @@ class EngineCore:
             result.forward_s,
             result.sample_s,
             mask_s,
-            result.wait_s if self._overlap else mask_s,
+            result.wait_s if self.overlap else mask_s,
             time.perf_counter() - began,
         )
         if self._config.check:

@@ -15,18 +15,19 @@ from structgen.plan import StepPlan
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelInput:
-    """N tokens of R rows, packed without padding, L of them to be sampled at.
+    """N tokens of R rows, packed without padding.
 
-    input_ids, positions: int64 [N].  logits_index: int64 [L] into the N tokens.
-    logits_slots, logits_positions: int64 [L] on the host, the row slot and the position of the
+    Logits are wanted at L of them to sample, then at P of them for prompt logprobs.
+    input_ids, positions: int64 [N].  logits_index: int64 [L + P] into the N tokens.
+    sampled_slots, sampled_positions: int64 [L] on the host, the row slot and the position of the
     token that is sampled.
     """
 
     input_ids: torch.Tensor
     positions: torch.Tensor
     logits_index: torch.Tensor
-    logits_slots: Int64
-    logits_positions: Int64
+    sampled_slots: Int64
+    sampled_positions: Int64
     meta: AttentionMetadata
 
 
@@ -54,9 +55,11 @@ def pack(
     return ModelInput(
         input_ids=_tensor(input_ids, device),
         positions=_tensor(positions, device),
-        logits_index=_tensor(cu_seqlens[1:][sampled] - 1, device),
-        logits_slots=slots[sampled],
-        logits_positions=ends[sampled],
+        logits_index=_tensor(
+            np.concatenate([cu_seqlens[1:][sampled] - 1, *_targets(plan, cu_seqlens)]), device
+        ),
+        sampled_slots=slots[sampled],
+        sampled_positions=ends[sampled],
         meta=AttentionMetadata(
             cu_seqlens_q=_tensor(cu_seqlens.astype(np.int32), device),
             seq_lens=_tensor(ends.astype(np.int32), device),
@@ -66,6 +69,15 @@ def pack(
             max_k=max_k,
         ),
     )
+
+
+def _targets(plan: StepPlan, cu_seqlens: Int64) -> list[Int64]:
+    """Return where, in the N tokens, the logits of each row's prompt targets are."""
+    return [
+        np.arange(first, first + len(row.targets))
+        for row, first in zip(plan.rows, cu_seqlens[:-1].tolist(), strict=True)
+        if row.targets
+    ]
 
 
 def _tensor(

@@ -7,19 +7,22 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 
 from structgen import logs
 from structgen.config import EngineConfig, ResolvedConfig
 from structgen.errors import ConfigError, Unsupported
+from structgen.logprobs import TokenLogprobs
 from structgen.messages import ModelInfo
 from structgen.model import inputs
 from structgen.model.attention import get_backend
 from structgen.model.context import forward_context
 from structgen.model.kv_cache import KVCache, LayerShape, bytes_per_token
 from structgen.model.load import load_model, resolve_dtype
-from structgen.model.rows import RequestRows
+from structgen.model.rows import Int64, RequestRows
+from structgen.model.sampling.logprobs import raw_logprobs
 from structgen.model.sampling.sampler import sample
 from structgen.params import SamplingParams
 from structgen.plan import NewRow, PlanRow, RowOutput, StepOutput, StepPlan, TokenBitmask
@@ -32,6 +35,7 @@ class _Pending:
     """A forward that has not been sampled from yet."""
 
     plan: StepPlan
+    slots: Int64
     batch: inputs.ModelInput
     logits: torch.Tensor
     forward_s: float
@@ -100,7 +104,7 @@ class ModelRunner:
         batch = inputs.pack(plan, slots, self._rows, self.config.block_size, self._device)
         logits = self._forward(batch)
         done = time.perf_counter()
-        self._pending = _Pending(plan, batch, logits, done - began, done)
+        self._pending = _Pending(plan, slots, batch, logits, done - began, done)
 
     @torch.inference_mode()
     def sample_tokens(self, mask: TokenBitmask) -> StepOutput:
@@ -109,19 +113,42 @@ class ModelRunner:
         pending, self._pending = self._pending, None
         began = time.perf_counter()
         batch = pending.batch
-        sampled = iter(
-            sample(pending.logits, mask, self._rows, batch.logits_slots, batch.logits_positions)
+        sampled, prompts = pending.logits.split(
+            [len(batch.sampled_slots), len(pending.logits) - len(batch.sampled_slots)]
         )
-        outputs = [next(sampled) if row.num_logits else RowOutput([]) for row in pending.plan.rows]
+        prompt_logprobs = self._prompt_logprobs(pending, prompts)
+        outputs = iter(
+            sample(sampled, mask, self._rows, batch.sampled_slots, batch.sampled_positions)
+        )
+        rows = [next(outputs) if row.num_logits else RowOutput([]) for row in pending.plan.rows]
+        for index, logprobs in prompt_logprobs.items():
+            rows[index] = msgspec.structs.replace(rows[index], prompt_logprobs=logprobs)
         return StepOutput(
-            outputs,
+            rows,
             forward_s=pending.forward_s,
             sample_s=time.perf_counter() - began,
             wait_s=began - pending.done_at,
         )
 
+    def _prompt_logprobs(
+        self, pending: _Pending, logits: torch.Tensor
+    ) -> dict[int, list[TokenLogprobs]]:
+        """Return the logprobs of the targets, by plan row.  logits: float32 [P, V]."""
+        found: dict[int, list[TokenLogprobs]] = {}
+        start = 0
+        for index, row in enumerate(pending.plan.rows):
+            count = len(row.targets)
+            if count:
+                targets = torch.tensor(row.targets, device=logits.device)
+                num_top = int(self._rows.num_prompt_top[pending.slots[index]])
+                found[index] = raw_logprobs(
+                    logits[start : start + count], targets, [num_top] * count, [None] * count
+                )
+                start += count
+        return found
+
     def _forward(self, batch: inputs.ModelInput) -> torch.Tensor:
-        """Return float32 [L, V]: the logits at the positions asked for, of real tokens only."""
+        """Return float32 [L + P, V]: the logits where they are wanted, of real tokens only."""
         with forward_context(batch.meta, self._attention, self._kv_cache) as context:
             output = self._model(
                 input_ids=batch.input_ids.unsqueeze(0),

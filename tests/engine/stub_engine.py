@@ -179,21 +179,33 @@ class StubEngine:
         )
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, EngineOutput] = {}
+        self.reported: dict[str, list[EngineOutput]] = {}
         self.num_blocks = config.num_blocks
 
-    def add(self, request_id: str, prompt: list[int], priority: int = 0, **params: object) -> None:
+    def add(
+        self,
+        request_id: str,
+        prompt: list[int],
+        priority: int = 0,
+        bad: list[list[int]] | None = None,
+        **params: object,
+    ) -> None:
         settings = SamplingParams(**params)  # type: ignore[arg-type]
         self._sequence = getattr(self, "_sequence", 0) + 1
-        self.inbox.put(EngineRequest(request_id, prompt, settings, float(self._sequence), priority))
+        arrival = float(self._sequence)
+        self.inbox.put(EngineRequest(request_id, prompt, settings, arrival, priority, bad or []))
         self.tokens[request_id] = []
 
     def step(self) -> list[EngineOutput]:
         outputs = self.core.step()
         for output in outputs:
-            assert output.id not in self.ends, f"{output.id}: output after its end"
-            self.tokens[output.id] += output.new_ids
+            # Samples beyond the first go under "id/index".
+            name = output.id if output.index == 0 else f"{output.id}/{output.index}"
+            assert name not in self.ends, f"{name}: output after its end"
+            self.tokens.setdefault(name, []).extend(output.new_ids)
+            self.reported.setdefault(name, []).append(output)
             if output.finish is not None:
-                self.ends[output.id] = output
+                self.ends[name] = output
         return outputs
 
     def run(self, until: int, steps: int = 10_000) -> None:

@@ -360,3 +360,134 @@ def test_random_submits_cancels_and_preemptions_leave_nothing_behind(seed: int) 
         if engine.ends[name].error is None:
             assert engine.tokens[name] == alone(prompt, **params)
     engine.assert_clean()
+
+
+def test_samples_share_the_prompt_and_end_one_by_one() -> None:
+    engine = StubEngine(counting, num_blocks=64, max_num_seqs=16)
+    prompt = list(range(18))
+    engine.add("a", prompt, n=4, max_tokens=5)
+    engine.run(4)
+    assert set(engine.ends) == {"a", "a/1", "a/2", "a/3"}
+    for name in engine.ends:
+        assert engine.tokens[name] == alone(prompt, max_tokens=5)
+    computed = sum(plan.num_tokens for plan in engine.executor.plans)
+    # The prompt once, for each other sample what lies behind the last full block, and the answers.
+    assert computed == 18 + 3 * 2 + 4 * 4
+    engine.assert_clean()
+
+
+def test_samples_have_matchers_of_their_own() -> None:
+    letters = iter("XAXBCAXX")
+    engine = StubEngine(lambda tokens: ord(next(letters, "C")) - 32)
+    engine.add("a", [1], n=3, constraint=Choice(("AB", "AC", "BC")))
+    engine.run(3)
+    texts = {"".join(chr(32 + t) for t in engine.tokens[name]) for name in engine.ends}
+    assert texts <= {"AB", "AC", "BC"}
+    assert all(end.accepting for end in engine.ends.values())
+    engine.assert_clean()
+
+
+def test_a_sample_can_be_aborted_alone_and_a_request_as_a_whole() -> None:
+    engine = StubEngine(counting)
+    engine.add("a", [1, 2], n=3, max_tokens=30)
+    engine.add("b", [1, 2], n=3, max_tokens=30)
+    for _ in range(4):
+        engine.step()
+    engine.inbox.put(Abort(["b"], [("a", 1), ("a", 7), ("unknown", 0)]))
+    engine.run(2)
+    assert set(engine.ends) == {"a", "a/2"}
+    engine.assert_clean()
+
+
+def test_a_leader_that_goes_does_not_take_the_other_samples_along() -> None:
+    engine = StubEngine(counting, max_num_batched_tokens=4)
+    prompt = list(range(20))
+    engine.add("a", prompt, n=2, max_tokens=5)
+    engine.step()
+    engine.inbox.put(Abort([], [("a", 0)]))
+    engine.run(1)
+    assert engine.tokens["a/1"] == alone(prompt, max_tokens=5)
+    engine.assert_clean()
+
+
+def test_a_failed_compile_ends_all_samples_with_one_error() -> None:
+    engine = StubEngine(counting)
+    for name in ("a", "again"):
+        engine.add(name, [1, 2, 3], n=3, constraint=Choice(("BAD",)))
+        engine.run(len(engine.ends) + 1)
+        assert engine.ends[name].error is not None
+    engine.assert_clean()
+
+
+def test_only_allowed_ids_are_answered_under_a_grammar_too() -> None:
+    engine = StubEngine(lambda tokens: 5)
+    engine.add("free", [1], allowed_token_ids=(3, 9), max_tokens=3)
+    engine.add("grammar", [1], allowed_token_ids=tuple(ids("AC")), constraint=Choice(("AB", "AC")))
+    engine.run(2)
+    assert engine.tokens == {"free": [3, 3, 3], "grammar": ids("AC")}
+
+
+def test_the_last_token_of_a_bad_word_is_banned_only_after_the_others() -> None:
+    script = iter([7, 8, 9, 8, 9, 7, 9, 5])
+    engine = StubEngine(lambda tokens: next(script))
+    # The prompt's end is no part of the word: what counts is the answer.
+    engine.add("a", [7, 8], bad=[[7, 8, 9], [5]], max_tokens=8)
+    engine.run(1)
+    assert engine.tokens["a"] == [7, 8, 0, 8, 9, 7, 9, 0]
+
+
+def test_a_stop_id_that_is_bad_stays_banned() -> None:
+    engine = StubEngine(lambda tokens: EOS)
+    engine.add("a", [1], bad=[[EOS]], max_tokens=3)
+    engine.run(1)
+    assert engine.tokens["a"] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"allowed_token_ids": (1,)}, ["the constraint", "allowed_token_ids"]),
+        ({"bad": [[ord("A") - 32]]}, ["the constraint", "bad words"]),
+    ],
+)
+def test_a_dead_end_names_the_masks_that_met(options: dict[str, object], names: list[str]) -> None:
+    engine = StubEngine(counting)
+    engine.add("a", [1, 2], constraint=Choice(("AB",)), **options)  # type: ignore[arg-type]
+    engine.add("b", [1, 2], max_tokens=5)
+    engine.run(2)
+    assert engine.ends["a"].finish is FinishReason.DEAD_END
+    assert engine.tokens["a"] == []
+    assert all(name in engine.ends["a"].detail for name in names)
+    assert engine.tokens["b"] == alone([1, 2], max_tokens=5)
+
+
+def test_bad_words_that_empty_a_free_row_are_a_dead_end() -> None:
+    engine = StubEngine(counting)
+    engine.add("a", [1, 2], allowed_token_ids=(4,), bad=[[4, 4]], max_tokens=5)
+    engine.run(1)
+    assert engine.tokens["a"] == [4]
+    assert engine.ends["a"].finish is FinishReason.DEAD_END
+    assert "allowed_token_ids, bad words" in engine.ends["a"].detail
+
+
+def test_prompt_targets_cover_the_prompt_once_even_with_its_prefix_cached() -> None:
+    engine = StubEngine(counting, max_num_batched_tokens=5)
+    prompt = list(range(12))
+    engine.add("warm", prompt, max_tokens=1)
+    engine.run(1)
+    first = len(engine.executor.plans)
+    engine.add("a", prompt, max_tokens=3, prompt_logprobs=0)
+    engine.run(2)
+    targets = [row.targets for plan in engine.executor.plans[first:] for row in plan.rows]
+    assert targets == [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10], [11], [], []]
+
+
+def test_penalties_are_given_the_tokens_that_the_cache_skipped() -> None:
+    engine = StubEngine(counting)
+    prompt = list(range(10))
+    engine.add("warm", prompt, max_tokens=1)
+    engine.run(1)
+    engine.add("a", prompt, max_tokens=1, presence_penalty=1.0)
+    engine.run(2)
+    [new] = engine.executor.plans[-1].added
+    assert (new.history, new.num_prompt) == (prompt[:8], 10)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import (
     MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -235,3 +236,116 @@ def test_rows_grow_past_their_first_slots() -> None:
     assert len(set(slots.tolist())) == 9
     assert rows.top_k[slots].tolist() == list(range(1, 10))
     assert rows.block_table[slots, 0].tolist() == list(range(9))
+
+
+@pytest.mark.parametrize("penalty", [0.5, 1.3, 2.0])
+def test_repetition_equals_transformers_on_prompt_and_answer(
+    logits: torch.Tensor, penalty: float
+) -> None:
+    tokens = [[5, 17, 5, 2999], [1, 2, 3, 1], [0], [7] * 9, [11, 12], [2998]]
+    expected = torch.stack(
+        [
+            RepetitionPenaltyLogitsProcessor(penalty)(
+                torch.tensor([ids]), row.unsqueeze(0).clone()
+            )[0]
+            for ids, row in zip(tokens, logits, strict=True)
+        ]
+    )
+    ours = penalised(logits, tokens, num_prompt=2, repetition_penalty=penalty)
+    assert torch.equal(ours, expected)
+
+
+def test_frequency_and_presence_count_answered_tokens_only(logits: torch.Tensor) -> None:
+    """A ten-line reference in float64."""
+    tokens = [[5, 17, 5, 2999, 5, 5], [1, 2, 3, 1, 3, 3], [0, 0], [7] * 9, [11, 12], [4, 4, 4]]
+    reference = logits.double()
+    for row, ids in enumerate(tokens):
+        for token in set(ids[2:]):
+            reference[row, token] -= 0.4 * ids[2:].count(token) + 1.5
+    ours = penalised(logits, tokens, num_prompt=2, frequency_penalty=0.4, presence_penalty=1.5)
+    assert torch.allclose(ours.double(), reference, atol=1e-6)
+
+
+def penalised(
+    logits: torch.Tensor, tokens: list[list[int]], num_prompt: int, **params: float
+) -> torch.Tensor:
+    """What the pipeline makes of logits after these tokens, fed one or two at a time."""
+    rows = RequestRows(max_blocks=1, slots=1)
+    settings = SamplingParams(temperature=0, **params)  # type: ignore[arg-type]
+    added = [
+        NewRow(f"r{i}", settings, 0, 0, num_prompt, ids[: i % 2]) for i, ids in enumerate(tokens)
+    ]
+    for step in range(9):
+        plan = []
+        for i, ids in enumerate(tokens):
+            start = i % 2 + step
+            plan.append(PlanRow(f"r{i}", start, ids[start : start + 1], [], 1))
+        slots = rows.apply(StepPlan(step, added, plan, []))
+        added = []
+    out = logits.clone()
+    sample(out, NO_MASK, rows, slots, np.full(len(tokens), 9))
+    return out
+
+
+def test_a_bias_moves_its_token_alone_and_never_opens_a_mask(logits: torch.Tensor) -> None:
+    params = SamplingParams(temperature=0, logit_bias=((7, 3.5), (9, -2.0), (11, 1e4)))
+    rows, slots = rows_of([params, SamplingParams(temperature=0)])
+    out = logits[:2].clone()
+    words = bitmask.pack([t for t in range(3000) if t != 11], 3000)
+    sample(out, TokenBitmask(words[None], np.zeros(1, np.int32)), rows, slots, np.full(2, 5))
+    expected = logits[:2].clone()
+    expected[0, 7] += 3.5
+    expected[0, 9] -= 2.0
+    expected[0, 11] = -torch.inf
+    assert torch.equal(out, expected)
+
+
+def test_the_stages_run_in_their_order() -> None:
+    """Each pair of neighbouring stages gives another token when swapped."""
+    base = torch.tensor([[2.0, 1.9, -1.0, 0.5, -3.0]])
+
+    def greedy(
+        mask: list[int] | None = None, history: list[int] | None = None, **params: object
+    ) -> int:
+        rows = RequestRows(max_blocks=1, slots=1)
+        settings = SamplingParams(temperature=0, **params)  # type: ignore[arg-type]
+        new = NewRow("a", settings, 0, 0, 0, [])
+        slots = rows.apply(StepPlan(1, [new], [PlanRow("a", 0, history or [4], [0], 1)], []))
+        words = bitmask.pack(mask or range(5), 5)
+        bits = TokenBitmask(words[None], np.zeros(1, np.int32))
+        return sample(base.clone(), bits, rows, slots, np.array([3]))[0].token_ids[0]
+
+    assert greedy(mask=[1, 2], logit_bias=((0, 100.0),)) == 1  # bias cannot open a mask
+    # Bias, then repetition: (-1 + 4.5) / 2 loses to 2; the other way round: -1 * 2 + 4.5 wins.
+    assert greedy(history=[2], logit_bias=((2, 4.5),), repetition_penalty=2.0) == 0
+    assert greedy(history=[0], presence_penalty=0.5) == 1  # penalties before argmax
+    # Temperature before min_p: hot logits are nearer, so more of them stay.
+    hot = torch.tensor([[4.0, 2.0, 0.0]]) / 2
+    assert kept(topk.min_p_threshold(hot, torch.tensor([0.3])), hot).sum() == 2
+
+
+def test_logprobs_are_of_the_raw_model_whatever_the_options(logits: torch.Tensor) -> None:
+    params = [
+        SamplingParams(temperature=0, logprobs=3),
+        SamplingParams(temperature=0),
+        SamplingParams(
+            temperature=0.5, top_k=4, logit_bias=((1, 50.0),), logprobs=0, constraint_mass=True
+        ),
+    ]
+    rows, slots = rows_of(params)
+    allowed = [*range(0, 3000, 2), 1]
+    mask = TokenBitmask(bitmask.pack(allowed, 3000)[None], np.array([2], np.int32))
+    outputs = sample(logits[:3].clone(), mask, rows, slots, np.full(3, 5))
+    expected = logits[:3].double().log_softmax(-1)
+    first, none, masked = (output.logprobs for output in outputs)
+    assert none == []
+    assert first[0].token == outputs[0].token_ids[0]
+    assert first[0].logprob == pytest.approx(float(expected[0].max()), abs=1e-5)
+    best = expected[0].topk(3)
+    assert [token for token, _ in first[0].top] == best.indices.tolist()
+    assert [value for _, value in first[0].top] == pytest.approx(best.values.tolist(), abs=1e-5)
+    assert outputs[2].token_ids == [1]
+    assert masked[0].logprob == pytest.approx(float(expected[2, 1]), abs=1e-4)
+    assert masked[0].top == []
+    assert masked[0].mass == pytest.approx(float(expected[2, allowed].exp().sum()), rel=1e-5)
+    assert first[0].mass is None

@@ -18,7 +18,9 @@ the cache is passed as raw bits: the dtype of the array says how to widen them.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
+import ctypes
+import functools
+from typing import Any, ClassVar
 
 import numba
 import numpy as np
@@ -33,6 +35,7 @@ from structgen.model.attention.base import AttentionBackend, AttentionMetadata
 
 LANES = 16  # float32 of an AVX-512 register; LLVM splits vectors where registers are smaller
 KEY_TILE = 256  # keys between two updates of the running softmax; the largest block size
+SCORE_STEP = KEY_TILE + LANES  # from a row of scores to the next
 ROW_TILE = 64  # query rows (new tokens times heads of a group) of one piece of work
 
 # Raw bits by cache dtype.  float16 is told from bfloat16 by the sign of the integer.
@@ -169,6 +172,27 @@ def _as_float(typing: Any, bits: Any) -> Any:
     return types.float32(types.int32), build
 
 
+@intrinsic  # type: ignore[misc]
+def _pointer_to(typing: Any, address: Any) -> Any:
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(types.intp), build
+
+
+@intrinsic  # type: ignore[misc]
+def _take(typing: Any, counter: Any) -> Any:
+    """Return the int64 at the address `counter` and add one to it, as one atomic operation."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word = ir.IntType(64)
+        return builder.atomic_rmw(
+            "add", builder.bitcast(arguments[0], word.as_pointer()), word(1), "monotonic"
+        )
+
+    return types.int64(types.voidptr), build
+
+
 # --- the kernel ---
 
 # Sums may be reordered.  Infinities stay what they are.
@@ -180,15 +204,18 @@ def _jit(**options: Any) -> Any:
     return numba.njit(cache=True, nogil=True, error_model="numpy", **options)
 
 
-class _Shape(NamedTuple):
-    """Sizes of a layer, and of what the cache rounds them up to."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    block_size: int
-    padded_dim: int
-    padded_block: int
+# What the threads of one call share, and are given the address of.
+_FRAME = np.dtype(
+    [
+        ("next", np.int64),  # the first unit of work nobody has taken
+        *((name, np.intp) for name in ("q", "out", "cache", "table", "pieces")),  # addresses
+        *((name, np.int64) for name in ("num_tokens", "cache_size", "num_sequences")),
+        *((name, np.int64) for name in ("table_width", "num_pieces", "num_heads")),
+        *((name, np.int64) for name in ("num_kv_heads", "head_dim", "block_size", "window")),
+        *((name, np.float32) for name in ("scale", "softcap")),
+    ],
+    align=True,
+)
 
 
 _ONE, _TWO, _THREE, _FOUR = ((0,) * count for count in (1, 2, 3, 4))
@@ -252,6 +279,11 @@ def _exp(x):  # type: ignore[no-untyped-def]
     return series * _as_float((np.int32(power) + np.int32(127)) << np.int32(23))
 
 
+@_jit()
+def _round_up(size):  # type: ignore[no-untyped-def]
+    return (size + LANES - 1) // LANES * LANES
+
+
 @_jit(fastmath=_FAST)
 def _cap(row, start, stop, softcap):  # type: ignore[no-untyped-def]
     """row = softcap * tanh(row / softcap), in place."""
@@ -278,157 +310,170 @@ def _exponentiate(row, start, stop, highest):  # type: ignore[no-untyped-def]
 
 
 @_jit(fastmath=_FAST)
-def _soften(row, start, stop, length, highest, total, result):  # type: ignore[no-untyped-def]
-    """Turn scores[start:stop] of a tile into weights, 0 elsewhere; keep the softmax running.
+def _soften(row, start, stop, softcap, highest, total, sums):  # type: ignore[no-untyped-def]
+    """Turn a tile's scores [start, stop) into weights, the others into 0; keep the softmax running.
 
-    Returns the new highest score and total weight; what `result` holds so far is rescaled to them.
+    Returns the new highest score and total weight; `sums` so far is rescaled to them.
     """
     row[:start] = 0
-    row[stop:length] = 0
+    row[max(stop, 0) :] = 0
     if start >= stop:
         return highest, total
+    if softcap > 0:
+        _cap(row, start, stop, softcap)
     new_highest = _highest(row, start, stop, highest)
     if new_highest > highest:
         factor = _exp(max(highest - new_highest, np.float32(-87)))
         total *= factor
-        for d in range(result.size):
-            result[d] *= factor
+        for d in range(sums.size):
+            sums[d] *= factor
     return new_highest, total + _exponentiate(row, start, stop, new_highest)
 
 
+@_jit()
+def _score(num_rows, queries, cache, blocks, begin, end, head, frame, scores):  # type: ignore[no-untyped-def]
+    """Write queries . keys [begin, end) to scores, a block at a time.
+
+    The lanes behind a block's last token hold anything; the next block overwrites them.
+    """
+    size, dim = frame.block_size, _round_up(frame.head_dim)
+    padded_size = _round_up(size)
+    for t in range(begin, end, size):
+        block = np.int64(blocks[t // size])
+        keys_at = (block * frame.num_kv_heads + head) * 2 * dim * padded_size
+        _product(
+            num_rows, frame.head_dim, min(size, end - t), queries, 0, dim,
+            cache, keys_at, padded_size, scores, t - begin, SCORE_STEP, True,
+        )  # fmt: skip
+
+
+@_jit()
+def _gather(num_rows, weights, cache, blocks, begin, end, head, frame, sums):  # type: ignore[no-untyped-def]
+    """Add weights . values [begin, end) to sums."""
+    size, dim = frame.block_size, _round_up(frame.head_dim)
+    area = dim * _round_up(size)
+    for t in range(begin, end, size):
+        block = np.int64(blocks[t // size])
+        values_at = ((block * frame.num_kv_heads + head) * 2 + 1) * area
+        _product(
+            num_rows, min(size, end - t), dim, weights, t - begin, SCORE_STEP,
+            cache, values_at, dim, sums, 0, dim, False,
+        )  # fmt: skip
+
+
 @_jit(fastmath=_FAST)
-def _attend_piece(  # type: ignore[no-untyped-def]
-    piece,
-    head,
-    q,
-    cache,
-    table,
-    out,
-    shape,
-    scale,
-    window,
-    softcap,
-    queries,
-    scores,
-    results,
-    state,
-):
+def _attend(piece, head, q, cache, blocks, out, frame, queries, scores, sums, state):  # type: ignore[no-untyped-def]
     """Attend with one run of a sequence's new tokens over one KV head.
 
     piece: sequence, first token (row of q), number of tokens, position of the first.
-    queries, scores, results, state are scratch, a row per query row (token times head of the group).
+    blocks: the sequence's block table.  queries, scores, sums, state: scratch of the thread, a row
+    per query row (token times head of the group); state is the running highest score and sum.
     """
-    sequence, first, count, position = piece[0], piece[1], piece[2], piece[3]
-    group = shape.num_heads // shape.num_kv_heads
+    first, count, position = piece[1], piece[2], piece[3]
+    group, dim = frame.num_heads // frame.num_kv_heads, _round_up(frame.head_dim)
     num_rows = count * group
-    flat_queries, flat_scores, flat_results = queries.ravel(), scores.ravel(), results.ravel()
     for row in range(num_rows):
-        token, inner = first + row // group, head * group + row % group
-        for d in range(shape.head_dim):
-            queries[row, d] = q[token, inner, d] * scale
-        results[row, :] = 0
-        state[row, 0] = np.float32(-3e38)
-        state[row, 1] = 0
+        source = q[first + row // group, head * group + row % group]
+        for d in range(frame.head_dim):
+            queries[row * dim + d] = source[d] * frame.scale
+        state[row, 0], state[row, 1] = np.float32(-3e38), np.float32(0)
+    sums[: num_rows * dim] = 0
 
-    size, area = shape.block_size, shape.padded_dim * shape.padded_block
-    lowest = max(position - window + 1, 0) // size * size
-    tile = KEY_TILE // size * size
-    for begin in range(lowest, position + count, tile):
-        end = min(begin + tile, position + count)
-        for t in range(begin, end, size):
-            block = np.int64(table[sequence, t // size])
-            keys_at = (block * shape.num_kv_heads + head) * 2 * area
-            _product(
-                num_rows,
-                shape.head_dim,
-                min(size, end - t),
-                flat_queries,
-                0,
-                queries.shape[1],
-                cache,
-                keys_at,
-                shape.padded_block,
-                flat_scores,
-                t - begin,
-                scores.shape[1],
-                True,
-            )
+    size = frame.block_size
+    stop = position + count
+    step = KEY_TILE // size * size
+    for begin in range(max(position - frame.window + 1, 0) // size * size, stop, step):
+        end = min(begin + step, stop)
+        _score(num_rows, queries, cache, blocks, begin, end, head, frame, scores)
         for row in range(num_rows):
-            query = position + row // group
-            start = max(query - window + 1 - begin, 0)
-            stop = min(query + 1, end) - begin
-            if softcap > 0:
-                _cap(scores[row], start, stop, softcap)
+            last = position + row // group
             state[row, 0], state[row, 1] = _soften(
-                scores[row], start, stop, end - begin, state[row, 0], state[row, 1], results[row]
-            )
-        for t in range(begin, end, size):
-            block = np.int64(table[sequence, t // size])
-            values_at = ((block * shape.num_kv_heads + head) * 2 + 1) * area
-            _product(
-                num_rows,
-                min(size, end - t),
-                shape.padded_dim,
-                flat_scores,
-                t - begin,
-                scores.shape[1],
-                cache,
-                values_at,
-                shape.padded_dim,
-                flat_results,
-                0,
-                results.shape[1],
-                False,
-            )
+                scores[row * SCORE_STEP : row * SCORE_STEP + end - begin],
+                max(last - frame.window + 1 - begin, 0),
+                min(last + 1, end) - begin,
+                frame.softcap, state[row, 0], state[row, 1], sums[row * dim : (row + 1) * dim],
+            )  # fmt: skip
+        _gather(num_rows, scores, cache, blocks, begin, end, head, frame, sums)
+
     for row in range(num_rows):
-        token, inner = first + row // group, head * group + row % group
-        factor = np.float32(1) / state[row, 1]
-        for d in range(shape.head_dim):
-            out[token, inner, d] = results[row, d] * factor
+        target = out[first + row // group, head * group + row % group]
+        for d in range(frame.head_dim):
+            target[d] = sums[row * dim + d] / state[row, 1]
 
 
 @_jit()
-def _store(k, v, slots, cache, shape):  # type: ignore[no-untyped-def]
-    size, dim, padded_block = shape.block_size, shape.padded_dim, shape.padded_block
+def _work(q, cache, table, pieces, out, frame, frame_address):  # type: ignore[no-untyped-def]
+    """Take units of work, a piece times a KV head, until there are none."""
+    dim = _round_up(frame.head_dim)
+    rows = max(ROW_TILE, frame.num_heads // frame.num_kv_heads)
+    queries = np.zeros(rows * dim, np.float32)
+    sums = np.empty(rows * dim, np.float32)
+    scores = np.empty(rows * SCORE_STEP, np.float32)
+    state = np.empty((rows, 2), np.float32)
+    while True:
+        unit = _take(frame_address)
+        if unit >= frame.num_pieces * frame.num_kv_heads:
+            return
+        piece, head = pieces[unit // frame.num_kv_heads], unit % frame.num_kv_heads
+        _attend(
+            piece, head, q, cache, table[piece[0]], out, frame, queries, scores, sums, state
+        )  # fmt: skip
+
+
+@functools.cache
+def _task(bits: type[np.generic]) -> Any:
+    """Compile what each thread runs, for a cache of such raw bits: a C function of the frame."""
+
+    @numba.cfunc(types.void(types.voidptr), cache=True)  # type: ignore[misc]
+    def task(address):  # type: ignore[no-untyped-def]
+        frame = numba.carray(address, 1, _FRAME)[0]
+        shape = (frame.num_tokens, frame.num_heads, frame.head_dim)
+        _work(
+            numba.carray(_pointer_to(frame.q), shape, np.float32),
+            numba.carray(_pointer_to(frame.cache), frame.cache_size, bits),
+            numba.carray(
+                _pointer_to(frame.table), (frame.num_sequences, frame.table_width), np.int32
+            ),
+            numba.carray(_pointer_to(frame.pieces), (frame.num_pieces, 4), np.int64),
+            numba.carray(_pointer_to(frame.out), shape, np.float32),
+            frame,
+            address,
+        )
+
+    return task
+
+
+@_jit()
+def _store(k, v, slots, cache, block_size):  # type: ignore[no-untyped-def]
+    """Copy the raw bits of k, v [N, Hk, D] to their slots."""
+    num_heads, head_dim = k.shape[1], k.shape[2]
+    dim, padded_size = _round_up(head_dim), _round_up(block_size)
     for token in range(slots.size):
-        block, offset = slots[token] // size, slots[token] % size
-        for head in range(shape.num_kv_heads):
-            keys_at = (block * shape.num_kv_heads + head) * 2 * dim * padded_block
-            values_at = keys_at + dim * padded_block + offset * dim
-            for d in range(shape.head_dim):
-                cache[keys_at + d * padded_block + offset] = k[token, head, d]
+        block, offset = slots[token] // block_size, slots[token] % block_size
+        for head in range(num_heads):
+            keys_at = (block * num_heads + head) * 2 * dim * padded_size
+            values_at = keys_at + dim * padded_size + offset * dim
+            for d in range(head_dim):
+                cache[keys_at + d * padded_size + offset] = k[token, head, d]
                 cache[values_at + d] = v[token, head, d]
 
 
-@_jit()
-def _attend_share(thread, q, cache, table, pieces, cuts, out, shape, scale, window, softcap):  # type: ignore[no-untyped-def]
-    group = shape.num_heads // shape.num_kv_heads
-    rows = max(ROW_TILE, group)
-    queries = np.zeros((rows, shape.padded_dim), np.float32)
-    results = np.empty((rows, shape.padded_dim), np.float32)
-    scores = np.empty((rows, KEY_TILE + LANES), np.float32)
-    state = np.empty((rows, 2), np.float32)
-    for index in range(cuts[thread], cuts[thread + 1]):
-        _attend_piece(
-            pieces[index // shape.num_kv_heads],
-            index % shape.num_kv_heads,
-            q,
-            cache,
-            table,
-            out,
-            shape,
-            scale,
-            window,
-            softcap,
-            queries,
-            scores,
-            results,
-            state,
-        )
+# --- the backend ---
 
 
-@_jit(parallel=True)
-def _forward(q, k, v, slots, cache, table, pieces, cuts, out, shape, scale, window, softcap):  # type: ignore[no-untyped-def]
-    _store(k, v, slots, cache, shape)
-    for thread in numba.prange(cuts.size - 1):
-        _attend_share(thread, q, cache, table, pieces, cuts, out, shape, scale, window, softcap)
+class NumbaCpuAttention(AttentionBackend):
+    """See the top of the file.  Runs on the threads that torch's operators run on."""
+
+    name: ClassVar[str] = "numba_cpu"
+
+    def __init__(self, threads: int) -> None:
+        """threads: as many as torch has; another number makes OpenMP rebuild its pool each time."""
+        self._threads = threads
+        self._run_parallel = _openmp()
+        self._pieces = _Pieces()
+
+    def kv_shape(
+        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int
+    ) -> tuple[int, ...]:
+        area = -(-block_size // LANES) * LANES * -(-head_dim // LANES) * LANES
+        return (num_blocks, num_kv_heads, 2, area)

@@ -33,3 +33,32 @@ def _banned(mask: TokenBitmask, vocab_size: int, device: torch.device) -> torch.
     shifts = torch.arange(32, dtype=torch.int32, device=device)
     bits = (packed.unsqueeze(-1) >> shifts) & 1  # [M, W, 32]
     return bits.flatten(1)[:, :vocab_size] == 0
+
+
+def add_bias(
+    logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, values: torch.Tensor
+) -> None:
+    """Add values[e] to logits[rows[e], tokens[e]], in place; [E] each.  -inf stays -inf."""
+    logits.index_put_((rows, tokens), values, accumulate=True)
+
+
+def penalise(
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    tokens: torch.Tensor,
+    outputs: torch.Tensor,
+    repetition: torch.Tensor,
+    frequency: torch.Tensor,
+    presence: torch.Tensor,
+) -> None:
+    """Penalise the tokens that sequences have already, in place.
+
+    Entry e, of E, says that row rows[e] has tokens[e], answered outputs[e] times (0: only in the
+    prompt); no (row, token) comes twice.  repetition divides a positive logit and multiplies a
+    negative one, for tokens of prompt and answer (Keskar et al. 2019, CTRL); frequency is
+    subtracted once for each time a token was answered, presence once if it was; float32 [E] each.
+    """
+    values = logits[rows, tokens]
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    values -= frequency * outputs + presence * (outputs > 0)
+    logits[rows, tokens] = values
