@@ -164,11 +164,14 @@ def test_64_mixed_requests_arriving_at_random_answer_as_if_alone() -> None:
         {"temperature": 0.9, "top_k": 40, "seed": 5},
         {"temperature": 1.1, "top_p": 0.9, "min_p": 0.01, "seed": 6},
         {"constraint": schema, "max_tokens": 40},
+        {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2},
+        {"temperature": 0.8, "seed": 7, "logit_bias": ((9, 2.0),), "repetition_penalty": 0.8},
+        {"allowed_token_ids": tuple(range(40, 90)), "logprobs": 3},
     ]
 
     def arrive() -> Iterator[None]:
         for index, prompt in enumerate(prompts):
-            ours.send(f"r{index}", prompt, **kinds[index % 4])
+            ours.send(f"r{index}", prompt, **kinds[index % len(kinds)])
             if index % 8 == 3:
                 ours.send(f"aborted{index}", prompt, max_tokens=50)
                 ours.client.send(Abort([f"aborted{index - 8}"]))
@@ -180,9 +183,53 @@ def test_64_mixed_requests_arriving_at_random_answer_as_if_alone() -> None:
     together = {name: ids for name, ids in together.items() if name.startswith("r")}
     lonely = engine("random:llama", prefix_caching=False)
     for index in rng.sample(range(64), 24):
-        [alone] = lonely.answers([prompts[index]], **kinds[index % 4])
+        [alone] = lonely.answers([prompts[index]], **kinds[index % len(kinds)])
         assert together[f"r{index}"] == alone, f"request {index}"
     assert ours.client.core.num_free_blocks == 64
+
+
+@pytest.mark.parametrize("budget", [7, 512])
+def test_prompt_logprobs_equal_the_reference_chunked_and_with_the_prefix_cached(
+    budget: int,
+) -> None:
+    ours = Engine("random:llama", max_num_batched_tokens=budget)
+    prompt = random_prompts(9, ours.client.model.vocab_size, seed=3)[-1][:1] + list(range(32))
+    model = _reference_model(ours.client.model.folder)
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt])).logits[0, :, : ours.client.model.vocab_size]
+    expected = logits.log_softmax(-1)
+    for _ in range(2):
+        ours.send("a", prompt, max_tokens=2, prompt_logprobs=2, logprobs=1)
+        outputs = []
+        while not outputs or outputs[-1].finish is None:
+            outputs += ours.client.step()
+        [none, *found] = outputs[0].prompt_logprobs
+        assert none is None
+        assert [logprob.token for logprob in found if logprob] == prompt[1:]
+        for position, logprob in enumerate(found):
+            assert logprob is not None
+            row = expected[position]
+            assert logprob.logprob == pytest.approx(float(row[prompt[position + 1]]), abs=1e-4)
+            assert [token for token, _ in logprob.top] == row.topk(2).indices.tolist()
+        assert outputs[0].logprobs[0].logprob == pytest.approx(float(expected[-1].max()), abs=1e-4)
+
+
+def test_samples_of_one_request_differ_and_repeat() -> None:
+    ours = engine("random:llama")
+    first, second = [], []
+    for answers in (first, second):
+        ours.send("a", [5, 6, 7] * 9, n=4, temperature=1.0, seed=3)
+        tokens: dict[int, list[int]] = {}
+        ends = 0
+        while ends < 4:
+            for output in ours.client.step():
+                tokens.setdefault(output.index, []).extend(output.new_ids)
+                ends += output.finish is not None
+        answers += [tokens[index] for index in range(4)]
+    assert first == second
+    assert len({tuple(answer) for answer in first}) == 4
+    [alone] = ours.answers([[5, 6, 7] * 9], temperature=1.0, seed=3)
+    assert alone == first[0]
 
 
 def test_ids_beyond_the_tokenizer_are_never_sampled() -> None:
