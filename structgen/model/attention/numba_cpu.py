@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numba
 import numpy as np
@@ -30,8 +31,11 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, models, register_model
 
+from structgen import logs
 from structgen.errors import ConfigError
 from structgen.model.attention.base import AttentionBackend, AttentionMetadata
+
+log = logs.get(__name__)
 
 LANES = 16  # float32 of an AVX-512 register; LLVM splits vectors where registers are smaller
 KEY_TILE = 256  # keys between two updates of the running softmax; the largest block size
@@ -337,13 +341,12 @@ def _score(num_rows, queries, cache, blocks, begin, end, head, frame, scores):  
     The lanes behind a block's last token hold anything; the next block overwrites them.
     """
     size, dim = frame.block_size, _round_up(frame.head_dim)
-    padded_size = _round_up(size)
     for t in range(begin, end, size):
         block = np.int64(blocks[t // size])
-        keys_at = (block * frame.num_kv_heads + head) * 2 * dim * padded_size
+        keys_at = (block * frame.num_kv_heads + head) * 2 * dim * size
         _product(
             num_rows, frame.head_dim, min(size, end - t), queries, 0, dim,
-            cache, keys_at, padded_size, scores, t - begin, SCORE_STEP, True,
+            cache, keys_at, size, scores, t - begin, SCORE_STEP, True,
         )  # fmt: skip
 
 
@@ -351,10 +354,9 @@ def _score(num_rows, queries, cache, blocks, begin, end, head, frame, scores):  
 def _gather(num_rows, weights, cache, blocks, begin, end, head, frame, sums):  # type: ignore[no-untyped-def]
     """Add weights . values [begin, end) to sums."""
     size, dim = frame.block_size, _round_up(frame.head_dim)
-    area = dim * _round_up(size)
     for t in range(begin, end, size):
         block = np.int64(blocks[t // size])
-        values_at = ((block * frame.num_kv_heads + head) * 2 + 1) * area
+        values_at = ((block * frame.num_kv_heads + head) * 2 + 1) * dim * size
         _product(
             num_rows, min(size, end - t), dim, weights, t - begin, SCORE_STEP,
             cache, values_at, dim, sums, 0, dim, False,
@@ -447,33 +449,149 @@ def _task(bits: type[np.generic]) -> Any:
 def _store(k, v, slots, cache, block_size):  # type: ignore[no-untyped-def]
     """Copy the raw bits of k, v [N, Hk, D] to their slots."""
     num_heads, head_dim = k.shape[1], k.shape[2]
-    dim, padded_size = _round_up(head_dim), _round_up(block_size)
+    dim = _round_up(head_dim)
     for token in range(slots.size):
         block, offset = slots[token] // block_size, slots[token] % block_size
         for head in range(num_heads):
-            keys_at = (block * num_heads + head) * 2 * dim * padded_size
-            values_at = keys_at + dim * padded_size + offset * dim
+            keys_at = (block * num_heads + head) * 2 * dim * block_size
+            values_at = keys_at + (block_size + offset) * dim
             for d in range(head_dim):
-                cache[keys_at + d * padded_size + offset] = k[token, head, d]
+                cache[keys_at + d * block_size + offset] = k[token, head, d]
                 cache[values_at + d] = v[token, head, d]
 
 
 # --- the backend ---
 
 
+class _Pieces(NamedTuple):
+    """The work of one step, the same in every layer.  table, cells: [num_pieces, 4], see _attend."""
+
+    meta: AttentionMetadata
+    group: int
+    cells: npt.NDArray[np.int64]
+
+
 class NumbaCpuAttention(AttentionBackend):
-    """See the top of the file.  Runs on the threads that torch's operators run on."""
+    """See the top of the file.  Runs on the threads that torch's own operators run on."""
 
     name: ClassVar[str] = "numba_cpu"
 
     def __init__(self, threads: int) -> None:
-        """threads: as many as torch has; another number makes OpenMP rebuild its pool each time."""
+        """threads: as many as torch has; OpenMP rebuilds its pool when the number changes."""
         self._threads = threads
-        self._run_parallel = _openmp()
-        self._pieces = _Pieces()
+        self._run_parallel = _openmp() if threads > 1 else None
+        self._pieces: _Pieces | None = None
 
     def kv_shape(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int
     ) -> tuple[int, ...]:
-        area = -(-block_size // LANES) * LANES * -(-head_dim // LANES) * LANES
-        return (num_blocks, num_kv_heads, 2, area)
+        return (num_blocks, num_kv_heads, 2, block_size, -(-head_dim // LANES) * LANES)
+
+    def prepare(self, kv_dtype: torch.dtype) -> None:
+        if kv_dtype not in _BITS:
+            raise ConfigError(f"kv_dtype must be one of {sorted(map(str, _BITS))}, got {kv_dtype}")
+        bits = _BITS[kv_dtype]
+        _task(bits)
+        none = np.empty((0, 1, 1), bits)
+        _store(none, none, np.empty(0, np.int64), np.empty(0, bits), 1)
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        kv_layer: torch.Tensor,
+        meta: AttentionMetadata,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        cache = _raw(kv_layer.view(-1))
+        block_size = kv_layer.shape[3]
+        keys, values = (_raw(tensor.to(kv_layer.dtype).contiguous()) for tensor in (k, v))
+        _store(keys, values, meta.slot_mapping.numpy(), cache, block_size)
+
+        queries = q.float().contiguous()
+        out = torch.empty_like(queries)
+        pieces = self._cut(meta, group=q.shape[1] // k.shape[1])
+        frame = np.zeros(1, _FRAME)
+        frame[0] = (
+            0,
+            queries.data_ptr(),
+            out.data_ptr(),
+            kv_layer.data_ptr(),
+            meta.block_table.data_ptr(),
+            pieces.ctypes.data,
+            len(queries),
+            cache.size,
+            *meta.block_table.shape,
+            len(pieces),
+            q.shape[1],
+            k.shape[1],
+            q.shape[2],
+            block_size,
+            meta.max_k if window is None else window,
+            scale,
+            softcap or 0.0,
+        )
+        self._run(_task(_BITS[kv_layer.dtype]).address, frame.ctypes.data)
+        return out.to(q.dtype)
+
+    def _cut(self, meta: AttentionMetadata, group: int) -> npt.NDArray[np.int64]:
+        """Return the pieces of a step; the same object for each layer of one forward."""
+        pieces = self._pieces
+        if pieces is None or pieces.meta is not meta or pieces.group != group:
+            pieces = self._pieces = _Pieces(meta, group, _cut(meta, max(1, ROW_TILE // group)))
+        return pieces.cells
+
+    def _run(self, task: int, frame: int) -> None:
+        if self._run_parallel is None:
+            _TASK(task)(frame)
+        else:
+            self._run_parallel(task, frame, self._threads, 0)
+
+
+_TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+def _openmp() -> Callable[[int, int, int, int], None] | None:
+    """Return GNU OpenMP's "run this function on a team of threads", or None without that library.
+
+    It is the library that torch computes with, loaded by torch.  A pool of our own (numba has
+    three kinds) would fight with torch's for the cores: the threads of either go on spinning for
+    a while when their work is done, just when the other's have something to do.
+    """
+    try:
+        run = ctypes.CDLL(None).GOMP_parallel
+    except (AttributeError, OSError, TypeError):
+        log.warning("no GNU OpenMP in this process, attention runs on one thread")
+        return None
+    run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    run.restype = None
+    return cast("Callable[[int, int, int, int], None]", run)
+
+
+def _raw(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """Return a view of the tensor's bits that `_load` knows how to widen."""
+    if tensor.dtype == torch.float32:
+        return tensor.numpy()
+    return tensor.view(torch.int16).numpy().view(_BITS[tensor.dtype])
+
+
+def _cut(meta: AttentionMetadata, most: int) -> npt.NDArray[np.int64]:
+    """Cut each sequence's new tokens into pieces of at most `most`; the costly ones first.
+
+    Returns [num_pieces, 4]: sequence, first token, number of tokens, position of the first.
+    """
+    starts = meta.cu_seqlens_q.numpy().astype(np.int64)
+    lengths = np.diff(starts)
+    counts = -(-lengths // most)
+    sequence = np.repeat(np.arange(len(lengths)), counts)
+    index = np.arange(len(sequence)) - np.repeat(np.cumsum(counts) - counts, counts)
+    first = starts[sequence] + index * most
+    ends = starts[sequence + 1]
+    count = np.minimum(most, ends - first)
+    position = meta.seq_lens.numpy()[sequence] - (ends - first)
+    order = np.argsort(-count * (position + count), kind="stable")
+    return np.stack([sequence, first, count, position], axis=1)[order]

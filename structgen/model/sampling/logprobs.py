@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from structgen.logprobs import TokenLogprobs
+from structgen.model.sampling.topk import largest
 
 
 def raw_logprobs(
@@ -42,8 +43,8 @@ def allowed_mass(raw: torch.Tensor, masked: torch.Tensor) -> torch.Tensor:
 
 def _top(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the `count` largest logits and their tokens, [K, count] each."""
-    values, tokens = logits.topk(min(count, logits.shape[-1]), dim=-1)
-    # topk leaves the order of equal values open: a result must not depend on the device or batch.
+    values, tokens = largest(logits, count)
+    # It leaves the order of equal values open: a result must not depend on the device or batch.
     by_token = tokens.argsort(dim=-1)
     values, tokens = values.gather(-1, by_token), tokens.gather(-1, by_token)
     by_value = values.argsort(dim=-1, descending=True, stable=True)

@@ -40,7 +40,7 @@ def sample(
         report.note_masks(logits)
     _add_biases(logits, rows, slots)
     _penalise(logits, rows, slots)
-    best, tokens = logits.max(dim=-1)  # [L] each; a NaN anywhere in a row is its maximum
+    best, tokens = _best(logits)
     options = _Options.of(rows, slots, positions, logits.device)
     if options is not None:
         tokens[options.rows] = _draw(logits[options.rows], options)
@@ -49,6 +49,16 @@ def sample(
         for token, finite in zip(tokens.tolist(), best.isfinite().tolist(), strict=True)
     ]
     return outputs if report is None else report.attach(outputs, tokens)
+
+
+def _best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each row's largest logit and its token, [L] each; NaN where a row has any."""
+    if logits.device.type != "cpu":
+        best, tokens = logits.max(dim=-1)
+        return best, tokens
+    # numpy's argmax is vectorised where torch's, on a CPU, is not.
+    tokens = torch.from_numpy(logits.numpy().argmax(axis=-1))
+    return logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), tokens
 
 
 def _add_biases(logits: torch.Tensor, rows: RequestRows, slots: Int64) -> None:

@@ -7,13 +7,14 @@ in the batch.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
-# Most nuclei are smaller than this; a row whose nucleus is not is sorted in full.
-NUCLEUS_GUESS = 1024
+# Tokens in a block: large operations look at one number a block first, and then into few blocks.
+BLOCK = 64
 
-# Range of the noise below: a token further than this under the best one cannot be drawn.
-NOISE_RANGE = 26.3
+# Most nuclei are smaller than this; a row whose nucleus is not is sorted in full.
+NUCLEUS_GUESS = 128
 
 _MULTIPLIER_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MULTIPLIER_2 = 0x94D049BB133111EB - (1 << 64)
@@ -34,7 +35,7 @@ def top_k_threshold(logits: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
     top_k: int64 [R]; 0 is off, more than V is V.
     """
     wanted = top_k.clamp(max=logits.shape[-1])
-    best = logits.topk(max(int(wanted.max()), 1), dim=-1).values  # [R, max k], descending
+    best, _ = largest(logits, max(int(wanted.max()), 1))  # [R, max k]
     kth = best.gather(-1, (wanted - 1).clamp(min=0).unsqueeze(-1))
     return kth.masked_fill((top_k == 0).unsqueeze(-1), -torch.inf)
 
@@ -46,12 +47,19 @@ def top_p_threshold(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """
     total = logits.logsumexp(dim=-1, keepdim=True)
     guess = min(NUCLEUS_GUESS, logits.shape[-1])
-    threshold, reached = _nucleus(logits.topk(guess, dim=-1).values, total, top_p)
+    threshold, reached = _nucleus(largest(logits, guess)[0], total, top_p)
     unreached = ((~reached) & (top_p < 1)).nonzero().flatten()
     if len(unreached):
-        ordered = logits[unreached].sort(dim=-1, descending=True).values
+        ordered = _descending(logits[unreached])
         threshold[unreached], _ = _nucleus(ordered, total[unreached], top_p[unreached])
     return threshold.masked_fill((top_p >= 1).unsqueeze(-1), -torch.inf)
+
+
+def _descending(logits: torch.Tensor) -> torch.Tensor:
+    if logits.device.type != "cpu":
+        return logits.sort(dim=-1, descending=True).values
+    # numpy's sort is vectorised where torch's, on a CPU, is not.
+    return torch.from_numpy(np.sort(logits.numpy(), axis=-1)).flip(-1)
 
 
 def _nucleus(
@@ -64,30 +72,59 @@ def _nucleus(
     return ordered.gather(-1, index), before < ordered.shape[-1]
 
 
+def largest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the `count` largest logits of each row, descending, and their tokens; [R, count].
+
+    They lie in the `count` blocks with the largest maxima, so only those are looked into.
+    """
+    if count * BLOCK * 2 > logits.shape[-1]:
+        return logits.topk(min(count, logits.shape[-1]), dim=-1)
+    blocks = _blocks(logits, fill=-torch.inf)
+    chosen = blocks.amax(dim=-1).topk(count, dim=-1).indices  # [R, count]
+    candidates = blocks.gather(1, chosen.unsqueeze(-1).expand(-1, -1, BLOCK)).flatten(1)
+    values, places = candidates.topk(count, dim=-1)
+    tokens = chosen.gather(1, places // BLOCK) * BLOCK + places % BLOCK
+    return values, tokens
+
+
 def draw(logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """Draw one token per row by Gumbel-max; returns int64 [R].
 
     logits: float32 [R, V], -inf for tokens that are out.  keys: int64 [R]; equal key and logits
-    draw the same token, whatever the batch.  Source: Gumbel-max trick (Yellott 1977).
+    draw the same token, whatever the batch.  Source: Gumbel-max trick (Yellott 1977), in two
+    levels: the block by its summed probability, then the token within it.  The largest noisy logit
+    of a block is independent of which token has it (Maddison et al. 2014, A* sampling), so this is
+    the same distribution for a 64th of the noise.
     """
-    best = logits.amax(dim=-1, keepdim=True)
-    rows, tokens = (logits >= best - NOISE_RANGE).nonzero(as_tuple=True)  # flat survivors
-    noisy = logits[rows, tokens].double() + gumbel(keys[rows], tokens)
-    top = torch.full_like(best[:, 0], -torch.inf, dtype=torch.float64)
-    top.scatter_reduce_(0, rows, noisy, "amax")
-    winners = noisy == top[rows]
-    drawn = torch.full_like(keys, logits.shape[-1])
-    # Two equal maxima are next to impossible; the smaller id then wins, on every device.
-    return drawn.scatter_reduce_(0, rows[winners], tokens[winners], "amin")
+    weights = _blocks((logits - logits.amax(dim=-1, keepdim=True)).exp_(), fill=0.0)
+    block_ids = torch.arange(weights.shape[1], device=logits.device)
+    block = _noisy_argmax(weights.sum(dim=-1), keys, block_ids.unsqueeze(0))  # [R]
+    inside = weights[torch.arange(len(keys), device=logits.device), block]  # [R, BLOCK]
+    tokens = block.unsqueeze(-1) * BLOCK + torch.arange(BLOCK, device=logits.device)
+    place = _noisy_argmax(inside, _mix(keys), tokens)
+    return block * BLOCK + place
 
 
-def gumbel(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Return standard Gumbel noise, float64, a pure function of (key, token), both int64.
+def _noisy_argmax(weights: torch.Tensor, keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Return int64 [R], index i with probability weights[r, i] / sum; noise by (keys[r], ids)."""
+    return (weights.double().log() + gumbel(keys.unsqueeze(-1), ids)).argmax(dim=-1)
 
-    Counter-based: SplitMix64's finaliser (Steele, Lea, Flood 2014) over key + token * Weyl.  Its
-    upper 32 bits make the uniform, so the noise lies in [-3.2, 22.9].
+
+def _blocks(values: torch.Tensor, fill: float) -> torch.Tensor:
+    """View [R, V] as [R, B, BLOCK], filling the last block up."""
+    missing = -values.shape[-1] % BLOCK
+    if missing:
+        values = torch.nn.functional.pad(values, (0, missing), value=fill)
+    return values.unflatten(-1, (-1, BLOCK))
+
+
+def gumbel(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Return standard Gumbel noise, float64, a pure function of (key, id), both int64.
+
+    Counter-based: SplitMix64's finaliser (Steele, Lea, Flood 2014) over key + id * Weyl.  Its upper
+    32 bits make the uniform, so the noise lies in [-3.2, 22.9].
     """
-    bits = _mix(_mix(keys) + tokens * _WEYL)
+    bits = _mix(_mix(keys) + ids * _WEYL)
     uniform = (_shift(bits, 32).double() + 0.5) * 2.0**-32
     return -torch.log(-torch.log(uniform))
 
