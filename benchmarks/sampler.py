@@ -3,8 +3,8 @@
     python benchmarks/sampler.py [--rows 1 32 128] [--vocab 49152 151936] [--rounds 30]
 
 Every round runs every case once, in turn; a line gives the medians and the ratio to greedy of the
-same rounds.  Probabilities fall with the rank as in text (Zipf), tokens in random order.  Masks are prepared before:
-that is the engine's part, beside the forward.
+same rounds.  Probabilities fall with the rank as in text (Zipf), tokens in random order.  Masks
+are prepared before: that is the engine's part, beside the forward.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class EngineCore:
     """executor, grammars: already built.  inbox: shared with the threads that feed the engine.
 
     eos_ids: what ends an answer unless ignore_eos.  overlap False fills masks before the forward
-    is launched, which is only good for measuring what overlap gains.
+    is launched, which is only good for measuring what overlap gains; it may change between steps.
     """
 
     def __init__(

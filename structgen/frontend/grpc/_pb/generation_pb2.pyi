@@ -315,7 +315,7 @@ class SamplingParams(_message.Message):
     seed: _builtins.int
     """Makes the draw repeatable; unset draws one."""
     n: _builtins.int
-    """Number of answers. Default 1."""
+    """Number of answers, each drawn on its own. Default 1."""
     repetition_penalty: _builtins.float
     """Divides the logits of tokens seen in prompt or answer. Default 1."""
     frequency_penalty: _builtins.float
@@ -332,7 +332,9 @@ class SamplingParams(_message.Message):
 
     @_builtins.property
     def bad_words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Texts that must not be answered."""
+        """Texts that must not be answered, neither as they are nor after a space. Of one that takes
+        several tokens, the last is banned where the others were answered.
+        """
 
     @_builtins.property
     def bad_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -468,7 +470,9 @@ class ResponseOptions(_message.Message):
     prompt_logprobs: _builtins.int
     """The same for the prompt."""
     constraint_mass: _builtins.bool
-    """The probability that the unmasked model gave to what the constraint allowed."""
+    """With the log probabilities of each answered token, the probability that the unmasked model gave
+    to what constraint and options allowed.
+    """
     def __init__(
         self,
         *,
@@ -562,15 +566,22 @@ Global___Completion: _TypeAlias = Completion  # noqa: Y015
 
 @_typing.final
 class TokenLogprobs(_message.Message):
-    """Log probabilities at one place of the answer, before any mask."""
+    """Log probabilities at one place of the answer or the prompt, as the model gave them: before any
+    mask, bias, penalty or temperature.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKEN_FIELD_NUMBER: _builtins.int
     TOP_FIELD_NUMBER: _builtins.int
+    CONSTRAINT_MASS_FIELD_NUMBER: _builtins.int
+    constraint_mass: _builtins.float
+    """The probability that the model gave to all that was allowed here, if asked for."""
     @_builtins.property
     def token(self) -> Global___Logprob:
-        """The answered token."""
+        """The token that is there. Unset for the first token of a prompt, and so is all else: nothing
+        comes before it.
+        """
 
     @_builtins.property
     def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___Logprob]:
@@ -581,12 +592,15 @@ class TokenLogprobs(_message.Message):
         *,
         token: Global___Logprob | None = ...,
         top: _abc.Iterable[Global___Logprob] | None = ...,
+        constraint_mass: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_constraint_mass", b"_constraint_mass", "constraint_mass", b"constraint_mass", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["token", b"token", "top", b"top"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_constraint_mass", b"_constraint_mass", "constraint_mass", b"constraint_mass", "token", b"token", "top", b"top"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__constraint_mass: _TypeAlias = _typing.Literal["constraint_mass"]  # noqa: Y015
+    _WhichOneofArgType__constraint_mass: _TypeAlias = _typing.Literal["_constraint_mass", b"_constraint_mass"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__constraint_mass) -> _WhichOneofReturnType__constraint_mass | None: ...
 
 Global___TokenLogprobs: _TypeAlias = TokenLogprobs  # noqa: Y015
 
@@ -598,19 +612,29 @@ class Logprob(_message.Message):
 
     TOKEN_ID_FIELD_NUMBER: _builtins.int
     LOGPROB_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOKEN_BYTES_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
     """The token."""
     logprob: _builtins.float
     """Its natural log probability."""
+    text: _builtins.str
+    """What it adds to the text, with U+FFFD for bytes that are no characters by themselves. Empty for
+    a special token.
+    """
+    token_bytes: _builtins.bytes
+    """The bytes it adds to the text."""
     def __init__(
         self,
         *,
         token_id: _builtins.int = ...,
         logprob: _builtins.float = ...,
+        text: _builtins.str = ...,
+        token_bytes: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "text", b"text", "token_bytes", b"token_bytes", "token_id", b"token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -618,7 +642,7 @@ Global___Logprob: _TypeAlias = Logprob  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):
-    """What a request consumed."""
+    """What a request consumed, all its answers together."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -630,11 +654,11 @@ class Usage(_message.Message):
     ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
     FORWARDS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
-    """Tokens of the prompt."""
+    """Tokens of the prompt, which is computed once for all answers."""
     cached_tokens: _builtins.int
     """Those of them that the prefix cache held."""
     completion_tokens: _builtins.int
-    """Tokens of the answer."""
+    """Tokens of the answers."""
     forced_tokens: _builtins.int
     """Those of them that the constraint left no choice about."""
     drafted_tokens: _builtins.int
@@ -642,7 +666,7 @@ class Usage(_message.Message):
     accepted_tokens: _builtins.int
     """Those of them that were kept."""
     forwards: _builtins.int
-    """Steps of the model that the request took part in."""
+    """Steps of the model that the answers took part in, counted for each answer."""
     def __init__(
         self,
         *,
@@ -687,7 +711,7 @@ class Timings(_message.Message):
 
     @_builtins.property
     def decode(self) -> _duration_pb2.Duration:
-        """From the first token to the last."""
+        """From the first token to the last of all answers."""
 
     @_builtins.property
     def time_to_first_token(self) -> _duration_pb2.Duration:

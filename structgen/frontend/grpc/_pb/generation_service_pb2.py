@@ -27,7 +27,7 @@ from structgen.frontend.grpc._pb import constraint_pb2 as structgen_dot_v1_dot_c
 from structgen.frontend.grpc._pb import generation_pb2 as structgen_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%structgen/v1/generation_service.proto\x12\x0cstructgen.v1\x1a\x17google/rpc/status.proto\x1a\x1dstructgen/v1/constraint.proto\x1a\x1dstructgen/v1/generation.proto\"?\n\x0fGenerateRequest\x12,\n\x05input\x18\x01 \x01(\x0b\x32\x1d.structgen.v1.GenerationInput\"\xd3\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12-\n\x0b\x63ompletions\x18\x02 \x03(\x0b\x32\x18.structgen.v1.Completion\x12\"\n\x05usage\x18\x03 \x01(\x0b\x32\x13.structgen.v1.Usage\x12&\n\x07timings\x18\x04 \x01(\x0b\x32\x15.structgen.v1.Timings\x12\x30\n\nconstraint\x18\x05 \x01(\x0b\x32\x1c.structgen.v1.ConstraintInfo\"E\n\x15StreamGenerateRequest\x12,\n\x05input\x18\x01 \x01(\x0b\x32\x1d.structgen.v1.GenerationInput\"\x9d\x01\n\x16StreamGenerateResponse\x12(\n\x07started\x18\x01 \x01(\x0b\x32\x15.structgen.v1.StartedH\x00\x12$\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x13.structgen.v1.DeltaH\x00\x12*\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x16.structgen.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"s\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\"\n\x05usage\x18\x02 \x01(\x0b\x32\x13.structgen.v1.Usage\x12\x30\n\nconstraint\x18\x03 \x01(\x0b\x32\x1c.structgen.v1.ConstraintInfo\"f\n\x05\x44\x65lta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12-\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1b.structgen.v1.TokenLogprobs\"\x84\x01\n\x08\x46inished\x12,\n\ncompletion\x18\x01 \x01(\x0b\x32\x18.structgen.v1.Completion\x12\"\n\x05usage\x18\x02 \x01(\x0b\x32\x13.structgen.v1.Usage\x12&\n\x07timings\x18\x03 \x01(\x0b\x32\x15.structgen.v1.Timings\"E\n\x14\x42\x61tchGenerateRequest\x12-\n\x06inputs\x18\x01 \x03(\x0b\x32\x1d.structgen.v1.GenerationInput\"\x89\x01\n\x15\x42\x61tchGenerateResponse\x12\r\n\x05index\x18\x01 \x01(\r\x12\x32\n\x08response\x18\x02 \x01(\x0b\x32\x1e.structgen.v1.GenerateResponseH\x00\x12#\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\x08\n\x06result2\x99\x02\n\x11GenerationService\x12I\n\x08Generate\x12\x1d.structgen.v1.GenerateRequest\x1a\x1e.structgen.v1.GenerateResponse\x12]\n\x0eStreamGenerate\x12#.structgen.v1.StreamGenerateRequest\x1a$.structgen.v1.StreamGenerateResponse0\x01\x12Z\n\rBatchGenerate\x12\".structgen.v1.BatchGenerateRequest\x1a#.structgen.v1.BatchGenerateResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%structgen/v1/generation_service.proto\x12\x0cstructgen.v1\x1a\x17google/rpc/status.proto\x1a\x1dstructgen/v1/constraint.proto\x1a\x1dstructgen/v1/generation.proto\"?\n\x0fGenerateRequest\x12,\n\x05input\x18\x01 \x01(\x0b\x32\x1d.structgen.v1.GenerationInput\"\x89\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12-\n\x0b\x63ompletions\x18\x02 \x03(\x0b\x32\x18.structgen.v1.Completion\x12\"\n\x05usage\x18\x03 \x01(\x0b\x32\x13.structgen.v1.Usage\x12&\n\x07timings\x18\x04 \x01(\x0b\x32\x15.structgen.v1.Timings\x12\x30\n\nconstraint\x18\x05 \x01(\x0b\x32\x1c.structgen.v1.ConstraintInfo\x12\x34\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x1b.structgen.v1.TokenLogprobs\"E\n\x15StreamGenerateRequest\x12,\n\x05input\x18\x01 \x01(\x0b\x32\x1d.structgen.v1.GenerationInput\"\x9d\x01\n\x16StreamGenerateResponse\x12(\n\x07started\x18\x01 \x01(\x0b\x32\x15.structgen.v1.StartedH\x00\x12$\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x13.structgen.v1.DeltaH\x00\x12*\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x16.structgen.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\xa9\x01\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\"\n\x05usage\x18\x02 \x01(\x0b\x32\x13.structgen.v1.Usage\x12\x30\n\nconstraint\x18\x03 \x01(\x0b\x32\x1c.structgen.v1.ConstraintInfo\x12\x34\n\x0fprompt_logprobs\x18\x04 \x03(\x0b\x32\x1b.structgen.v1.TokenLogprobs\"f\n\x05\x44\x65lta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12-\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1b.structgen.v1.TokenLogprobs\"\x84\x01\n\x08\x46inished\x12,\n\ncompletion\x18\x01 \x01(\x0b\x32\x18.structgen.v1.Completion\x12\"\n\x05usage\x18\x02 \x01(\x0b\x32\x13.structgen.v1.Usage\x12&\n\x07timings\x18\x03 \x01(\x0b\x32\x15.structgen.v1.Timings\"E\n\x14\x42\x61tchGenerateRequest\x12-\n\x06inputs\x18\x01 \x03(\x0b\x32\x1d.structgen.v1.GenerationInput\"\x89\x01\n\x15\x42\x61tchGenerateResponse\x12\r\n\x05index\x18\x01 \x01(\r\x12\x32\n\x08response\x18\x02 \x01(\x0b\x32\x1e.structgen.v1.GenerateResponseH\x00\x12#\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\x08\n\x06result2\x99\x02\n\x11GenerationService\x12I\n\x08Generate\x12\x1d.structgen.v1.GenerateRequest\x1a\x1e.structgen.v1.GenerateResponse\x12]\n\x0eStreamGenerate\x12#.structgen.v1.StreamGenerateRequest\x1a$.structgen.v1.StreamGenerateResponse0\x01\x12Z\n\rBatchGenerate\x12\".structgen.v1.BatchGenerateRequest\x1a#.structgen.v1.BatchGenerateResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,21 +37,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEREQUEST']._serialized_start=142
   _globals['_GENERATEREQUEST']._serialized_end=205
   _globals['_GENERATERESPONSE']._serialized_start=208
-  _globals['_GENERATERESPONSE']._serialized_end=419
-  _globals['_STREAMGENERATEREQUEST']._serialized_start=421
-  _globals['_STREAMGENERATEREQUEST']._serialized_end=490
-  _globals['_STREAMGENERATERESPONSE']._serialized_start=493
-  _globals['_STREAMGENERATERESPONSE']._serialized_end=650
-  _globals['_STARTED']._serialized_start=652
-  _globals['_STARTED']._serialized_end=767
-  _globals['_DELTA']._serialized_start=769
-  _globals['_DELTA']._serialized_end=871
-  _globals['_FINISHED']._serialized_start=874
-  _globals['_FINISHED']._serialized_end=1006
-  _globals['_BATCHGENERATEREQUEST']._serialized_start=1008
-  _globals['_BATCHGENERATEREQUEST']._serialized_end=1077
-  _globals['_BATCHGENERATERESPONSE']._serialized_start=1080
-  _globals['_BATCHGENERATERESPONSE']._serialized_end=1217
-  _globals['_GENERATIONSERVICE']._serialized_start=1220
-  _globals['_GENERATIONSERVICE']._serialized_end=1501
+  _globals['_GENERATERESPONSE']._serialized_end=473
+  _globals['_STREAMGENERATEREQUEST']._serialized_start=475
+  _globals['_STREAMGENERATEREQUEST']._serialized_end=544
+  _globals['_STREAMGENERATERESPONSE']._serialized_start=547
+  _globals['_STREAMGENERATERESPONSE']._serialized_end=704
+  _globals['_STARTED']._serialized_start=707
+  _globals['_STARTED']._serialized_end=876
+  _globals['_DELTA']._serialized_start=878
+  _globals['_DELTA']._serialized_end=980
+  _globals['_FINISHED']._serialized_start=983
+  _globals['_FINISHED']._serialized_end=1115
+  _globals['_BATCHGENERATEREQUEST']._serialized_start=1117
+  _globals['_BATCHGENERATEREQUEST']._serialized_end=1186
+  _globals['_BATCHGENERATERESPONSE']._serialized_start=1189
+  _globals['_BATCHGENERATERESPONSE']._serialized_end=1326
+  _globals['_GENERATIONSERVICE']._serialized_start=1329
+  _globals['_GENERATIONSERVICE']._serialized_end=1610
 # @@protoc_insertion_point(module_scope)

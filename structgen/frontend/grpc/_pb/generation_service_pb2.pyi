@@ -56,6 +56,7 @@ class GenerateResponse(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     CONSTRAINT_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id, given or made."""
     @_builtins.property
@@ -74,6 +75,10 @@ class GenerateResponse(_message.Message):
     def constraint(self) -> _constraint_pb2.ConstraintInfo:
         """How the constraint was enforced; unset without one."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.TokenLogprobs]:
+        """Log probabilities by token of the prompt, if asked for."""
+
     def __init__(
         self,
         *,
@@ -82,10 +87,11 @@ class GenerateResponse(_message.Message):
         usage: _generation_pb2.Usage | None = ...,
         timings: _generation_pb2.Timings | None = ...,
         constraint: _constraint_pb2.ConstraintInfo | None = ...,
+        prompt_logprobs: _abc.Iterable[_generation_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completions", b"completions", "constraint", b"constraint", "request_id", b"request_id", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completions", b"completions", "constraint", b"constraint", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -162,6 +168,7 @@ class Started(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     CONSTRAINT_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id, given or made."""
     @_builtins.property
@@ -172,16 +179,21 @@ class Started(_message.Message):
     def constraint(self) -> _constraint_pb2.ConstraintInfo:
         """How the constraint is enforced; unset without one."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.TokenLogprobs]:
+        """Log probabilities by token of the prompt, if asked for."""
+
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         usage: _generation_pb2.Usage | None = ...,
         constraint: _constraint_pb2.ConstraintInfo | None = ...,
+        prompt_logprobs: _abc.Iterable[_generation_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint", "request_id", b"request_id", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -189,7 +201,7 @@ Global___Started: _TypeAlias = Started  # noqa: Y015
 
 @_typing.final
 class Delta(_message.Message):
-    """More text of an answer. The texts of all deltas together are the answer, exactly."""
+    """More text of an answer. The texts of all deltas of an index together are the answer, exactly."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -236,15 +248,15 @@ class Finished(_message.Message):
     TIMINGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def completion(self) -> _generation_pb2.Completion:
-        """The answer without its text and token ids, which the deltas carried."""
+        """The answer without its text, token ids and log probabilities, which the deltas carried."""
 
     @_builtins.property
     def usage(self) -> _generation_pb2.Usage:
-        """What it consumed."""
+        """What the request consumed so far: all of it, with the last answer to end."""
 
     @_builtins.property
     def timings(self) -> _generation_pb2.Timings:
-        """Where the time went."""
+        """Where its time went so far."""
 
     def __init__(
         self,

@@ -67,7 +67,7 @@ class GenerationServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Answers when the text is complete.
+        """Answers when the text is complete, or all n texts are.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -40,7 +40,7 @@ class GenerationServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> GenerationServiceAsyncStub: ...
     Generate: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.GenerateRequest, _generation_service_pb2.GenerateResponse]
-    """Answers when the text is complete."""
+    """Answers when the text is complete, or all n texts are."""
     StreamGenerate: _grpc.UnaryStreamMultiCallable[_generation_service_pb2.StreamGenerateRequest, _generation_service_pb2.StreamGenerateResponse]
     """Answers while the text grows."""
     BatchGenerate: _grpc.UnaryStreamMultiCallable[_generation_service_pb2.BatchGenerateRequest, _generation_service_pb2.BatchGenerateResponse]
@@ -58,7 +58,7 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.GenerateRequest, _generation_service_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Answers when the text is complete."""
+    """Answers when the text is complete, or all n texts are."""
     StreamGenerate: _aio.UnaryStreamMultiCallable[_generation_service_pb2.StreamGenerateRequest, _generation_service_pb2.StreamGenerateResponse]  # type: ignore[assignment]
     """Answers while the text grows."""
     BatchGenerate: _aio.UnaryStreamMultiCallable[_generation_service_pb2.BatchGenerateRequest, _generation_service_pb2.BatchGenerateResponse]  # type: ignore[assignment]
@@ -79,7 +79,7 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_service_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generation_service_pb2.GenerateResponse, _abc.Awaitable[_generation_service_pb2.GenerateResponse]]:
-        """Answers when the text is complete."""
+        """Answers when the text is complete, or all n texts are."""
 
     @_abc_1.abstractmethod
     def StreamGenerate(
