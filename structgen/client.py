@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from structgen.frontend.client import AsyncClient, Client, Completion
+from structgen.frontend.client import AsyncClient, Client
+from structgen.frontend.grpc.requests import Completion
 
 __all__ = ["AsyncClient", "Client", "Completion"]

@@ -125,6 +125,10 @@ class SamplingParams(
             _finite(f"sampling.{name}", getattr(self, name))
             _within(f"sampling.{name}", getattr(self, name), -MAX_PENALTY, MAX_PENALTY)
         _within("sampling.logit_bias", len(self.logit_bias), 0, MAX_BIASES, "number of biases")
+        if len(dict(self.logit_bias)) < len(self.logit_bias):
+            raise InvalidRequest(
+                "logit_bias must name each token id once", field="input.sampling.logit_bias"
+            )
         for token, bias in self.logit_bias:
             _finite(f"sampling.logit_bias[{token}]", bias)
             _within(f"sampling.logit_bias[{token}]", bias, -MAX_BIAS, MAX_BIAS)

@@ -10,17 +10,12 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+from small_tokenizers import SPECIAL, byte_level, llama_like, write_folder
+from tokenizers import decoders, models
 
 from structgen.errors import ConfigError, InvalidRequest
 from structgen.tokenizer import ChatMessage, Tokenizer
 
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-CORPUS = [
-    "the quick brown fox jumps over the lazy dog, and the dog does not care at all",
-    '{"name": "Anna", "age": 34, "tags": ["reader", "writer"]}',
-    "<|im_end|> im end, im start, system user assistant",
-]
 CHATML = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
@@ -70,68 +65,6 @@ def random_texts(count: int) -> list[str]:
     draw = random.Random(7)
     alphabet = 'abc the \n\t"{}:,0129é日😀🇩▁Ġ<|>'
     return ["".join(draw.choices(alphabet, k=draw.randint(1, 40))) for _ in range(count)]
-
-
-def write_folder(
-    folder: Path, tokenizer: tokenizers.Tokenizer, template: str | None = None, **settings: object
-) -> Path:
-    folder.mkdir(exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast"} | settings
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    if template is not None:
-        (folder / "chat_template.jinja").write_text(template)
-    return folder
-
-
-def byte_level() -> tokenizers.Tokenizer:
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=330,
-        special_tokens=SPECIAL,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    tokenizer.add_tokens(["<tool>", "été"])
-    return tokenizer
-
-
-def llama_like() -> tokenizers.Tokenizer:
-    """A BPE with byte fallback whose spaces are ▁, and BOS by post-processor, as Llama 2 has."""
-    learner = tokenizers.Tokenizer(models.BPE())
-    learner.normalizer = normalizers.Replace(" ", "▁")
-    learner.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=120, show_progress=False))
-    learnt = json.loads(learner.to_str())["model"]
-    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    pieces += [piece for piece in learnt["vocab"] if piece not in pieces]
-    tokenizer = tokenizers.Tokenizer(
-        models.BPE(
-            vocab={piece: id for id, piece in enumerate(pieces)},
-            merges=[tuple(merge) for merge in learnt["merges"]],
-            unk_token="<unk>",
-            fuse_unk=True,
-            byte_fallback=True,
-        )
-    )
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
-    tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
-    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A", special_tokens=[("<s>", 1)]
-    )
-    return tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -153,8 +153,7 @@ class EngineCore:
 
     def _append(self, request: Request, output: RowOutput) -> None:
         """Advance grammar and request by sampled tokens and report them."""
-        first = request.first_token_at is None
-        if first:
+        if request.first_token_at is None:
             request.first_token_at = time.monotonic()
         before = len(request.tokens)
         try:
@@ -165,18 +164,17 @@ class EngineCore:
             self._fail(request, error)
             return
         new_ids = request.tokens[before:]
-        self._report(request, new_ids, output.logprobs[: len(new_ids)], first=first)
+        self._report(request, new_ids, output.logprobs[: len(new_ids)])
 
     def _report(
         self,
         request: Request,
         new_ids: list[int],
         logprobs: list[TokenLogprobs],
-        *,
-        first: bool = False,
         detail: str = "",
     ) -> None:
         """Report new tokens and, if the request has finished, its end."""
+        first, request.reported = not request.reported, True
         ended = request.finish is not None
         self._outputs.append(
             EngineOutput(
@@ -309,7 +307,7 @@ class EngineCore:
             self._fail(request, casualty.error)
             return
         request.finish = FinishReason.DEAD_END
-        self._report(request, [], [], detail=casualty.detail)
+        self._report(request, [], [], casualty.detail)
 
     def _fail(self, request: Request, error: StructgenError) -> None:
         """End a request, with all its samples, by an error; its neighbours go on."""

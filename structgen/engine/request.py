@@ -55,6 +55,7 @@ class Request:
         "params",
         "preemptions",
         "prompt_logprobs",
+        "reported",
         "sample",
         "seed",
         "stop_id",
@@ -104,6 +105,7 @@ class Request:
         self.cached_tokens = 0
         self.forwards = 0
         self.preemptions = 0
+        self.reported = False  # whether anything was said of it yet
         self.first_scheduled_at: float | None = None
         self.first_token_at: float | None = None
 

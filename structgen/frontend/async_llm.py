@@ -3,9 +3,9 @@
 All state belongs to the event loop that `start` ran on.  One task receives from the engine, turns
 outputs into pieces and hands each to its stream:
 
-    engine ──receive──► output task ──process──► _Stream ──next──► generate() ──► caller
-       ▲                                                               │
-       └───────────── EngineRequest, Abort (closed or cancelled) ──────┘
+    engine ──receive──► output task ──process──► Stream ──next──► generate() ──► caller
+       ▲                                                              │
+       └───────────── EngineRequest, Abort (closed or cancelled) ─────┘
 
 Invariants: a request is in `_streams` from admission until its last word was taken or its caller
 left, and in the output processor while the engine has it; leaving early sends exactly one Abort.
@@ -39,7 +39,8 @@ from structgen.frontend.inputs import (
     new_request_id,
     num_chars,
 )
-from structgen.frontend.outputs import Batch, OutputProcessor, RequestOutput, merge
+from structgen.frontend.outputs import Batch, OutputProcessor, RequestOutput
+from structgen.frontend.stream import Stream
 from structgen.messages import Abort, EngineRequest, ModelInfo
 from structgen.tokenizer import Tokenizer
 
@@ -83,7 +84,7 @@ class AsyncLLM:
         self._closing = False
         self._told_ready = False
         self._loaded: _Loaded | None = None
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, Stream] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._serials = itertools.count()
@@ -175,11 +176,11 @@ class AsyncLLM:
     # ---- requests
 
     async def generate(self, input: GenerationInput) -> AsyncGenerator[RequestOutput, None]:
-        """Stream the answer in pieces; the last one has `finish`.
+        """Stream the answers in pieces; the last one of each has `finish`.
 
-        What a slow caller has not taken is joined into one piece.  Closing the generator or
-        cancelling the task that waits for it aborts the request; a caller that may leave the loop
-        early should hold it in `contextlib.aclosing`.
+        What a slow caller has not taken is joined into one piece for each answer.  Closing the
+        generator or cancelling the task that waits for it aborts the request; a caller that may
+        leave the loop early should hold it in `contextlib.aclosing`.
 
         Raises InvalidRequest, DuplicateRequest, LimitExceeded: not admitted.  EngineDead: the
         engine died or the server is draining.  Else what ended this request.
@@ -187,17 +188,15 @@ class AsyncLLM:
         stream = self._admit(input)
         try:
             await self._submit(stream, input)
-            while True:
+            while not stream.ended:
                 piece = await stream.next()
-                if piece.finish is not None:
+                if stream.ended:
                     self._release(stream)  # the caller need not come back after the last piece
                 yield piece
-                if piece.finish is not None:
-                    return
         finally:
             self._release(stream)
 
-    def _admit(self, input: GenerationInput) -> _Stream:
+    def _admit(self, input: GenerationInput) -> Stream:
         """Reserve the request id, before anything is awaited."""
         if not self.ready:
             raise EngineDead(SHUTTING_DOWN if self._closing else "the engine is not running")
@@ -210,12 +209,13 @@ class AsyncLLM:
                 f"request_id {input.request_id!r} is in use by a live request",
                 field="input.request_id",
             )
-        stream = _Stream(input.request_id or new_request_id(), next(self._serials))
-        self._streams[stream.request_id] = stream
+        request_id = input.request_id or new_request_id()
+        stream = Stream(request_id, next(self._serials), input.params.n)
+        self._streams[request_id] = stream
         self._idle.clear()
         return stream
 
-    async def _submit(self, stream: _Stream, input: GenerationInput) -> None:
+    async def _submit(self, stream: Stream, input: GenerationInput) -> None:
         request = await self._encode(input)
         if stream.failed:  # the engine died, or the grace period ended, while we encoded
             return
@@ -225,30 +225,30 @@ class AsyncLLM:
 
     async def _encode(self, input: GenerationInput) -> EngineRequest:
         process = self._require_loaded().inputs.process
-        if num_chars(input.prompt) <= INLINE_CHARS:
+        if num_chars(input) <= INLINE_CHARS:
             return process(input)
         return await asyncio.get_running_loop().run_in_executor(self._encoder, process, input)
 
-    def _release(self, stream: _Stream) -> None:
+    def _release(self, stream: Stream) -> None:
         """Forget a request; the engine must too if it still has it.  Idempotent."""
         if self._streams.get(stream.request_id) is stream:
             del self._streams[stream.request_id]
         if not self._streams:
             self._idle.set()
         if self._require_loaded().outputs.discard(stream.engine_id):
-            self._abort([stream.engine_id])
+            self._abort(Abort([stream.engine_id]))
 
     def _abort_all(self, kind: type[StructgenError], message: str) -> None:
         """Fail every open request and have the engine forget them."""
         for stream in self._streams.values():
             stream.fail(kind(message))
-        if self._loaded is not None:
-            self._abort(self._loaded.outputs.clear())
+        if self._loaded is not None and (engine_ids := self._loaded.outputs.clear()):
+            self._abort(Abort(engine_ids))
 
-    def _abort(self, engine_ids: list[str]) -> None:
-        if engine_ids and self._running:
+    def _abort(self, abort: Abort) -> None:
+        if self._running:
             with contextlib.suppress(EngineDead):  # then it has forgotten them already
-                self._client.send(Abort(engine_ids))
+                self._client.send(abort)
 
     # ---- the output task
 
@@ -273,7 +273,8 @@ class AsyncLLM:
         while True:
             batch = outputs.process(await self._client.receive())
             self._hand_out(batch)
-            self._abort(batch.abort_ids)
+            if batch.abort is not None:
+                self._abort(batch.abort)
             await asyncio.sleep(0)  # receive() need not suspend; the callers must get their turn
 
     def _hand_out(self, batch: Batch) -> None:
@@ -336,46 +337,6 @@ class _Loaded:
         self.tokenizer = tokenizer
         self.inputs = InputProcessor(tokenizer, model)
         self.outputs = OutputProcessor(tokenizer.token_bytes)
-
-
-class _Stream:
-    """Hands the pieces of one answer from the output task to its caller.
-
-    Holds one piece at most: what comes before the caller takes it is joined to it.
-    """
-
-    __slots__ = ("_changed", "_error", "_piece", "engine_id", "request_id")
-
-    def __init__(self, request_id: str, serial: int) -> None:
-        self.request_id = request_id
-        # The caller may use its id again while outputs of this request are still on their way.
-        self.engine_id = f"{request_id}#{serial}"
-        self._changed = asyncio.Event()
-        self._piece: RequestOutput | None = None
-        self._error: StructgenError | None = None
-
-    @property
-    def failed(self) -> bool:
-        return self._error is not None
-
-    def put(self, piece: RequestOutput) -> None:
-        self._piece = piece if self._piece is None else merge((self._piece, piece))
-        self._changed.set()
-
-    def fail(self, error: StructgenError) -> None:
-        """End the stream, after the piece that waits.  A complete answer stays one."""
-        if self._error is None and (self._piece is None or self._piece.finish is None):
-            self._error = error
-            self._changed.set()
-
-    async def next(self) -> RequestOutput:
-        while self._piece is None:
-            if self._error is not None:
-                raise self._error
-            self._changed.clear()
-            await self._changed.wait()
-        piece, self._piece = self._piece, None
-        return piece
 
 
 def _process_client(config: EngineConfig) -> EngineClient:

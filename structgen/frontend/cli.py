@@ -22,7 +22,7 @@ from structgen import config, logs
 from structgen.config import EngineConfig, ServerConfig
 from structgen.errors import StructgenError
 from structgen.frontend import options
-from structgen.frontend.outputs import RequestOutput, merge
+from structgen.frontend.outputs import RequestOutput, merge_answers
 
 if TYPE_CHECKING:
     from structgen.frontend.llm import GenerationResult
@@ -109,8 +109,8 @@ def _add_generate(parser: ArgumentParser) -> None:
     options.add_config(parser, EngineConfig, "engine")
     options.add_config_file(parser)
     parser.epilog = (
-        "Prints a JSON object a line, in the order of the prompts. Exits with 1 if any of them "
-        "failed; its line has `error`."
+        "Prints a JSON object a line, in the order of the prompts; with --n, one for each answer. "
+        "Exits with 1 if any of them failed; its line has `error`."
     )
 
 
@@ -124,7 +124,8 @@ def _generate(given: Namespace) -> int:
     with LLM(**msgspec.structs.asdict(engine)) as llm:
         results = llm.generate(prompts, params, use_tqdm=sys.stderr.isatty())
     for result in results:
-        _print_json(result)
+        for sample in result.samples:
+            _print_json(sample)
     return FAILED if any(result.error for result in results) else 0
 
 
@@ -134,12 +135,15 @@ def _generate(given: Namespace) -> int:
 def _add_call(parser: ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="default: all of stdin")
     parser.add_argument("--chat", action="store_true", help="send it as a user's message")
-    parser.add_argument("--json", action="store_true", help="print the whole answer as JSON")
+    parser.add_argument(
+        "--json", action="store_true", help="print whole answers as JSON, one a line"
+    )
     options.add_params(parser)
     options.add_constraint(parser)
     options.add_config(parser, CallConfig, "connection")
     parser.epilog = (
-        "Prints the text as it comes. Exits with 3 if the answer ended before its constraint did."
+        "Prints the text as it comes; with --n, one answer after the other when all are there. "
+        "Exits with 3 if an answer ended before its constraint did."
     )
 
 
@@ -151,14 +155,18 @@ def _call(given: Namespace) -> int:
         given.prompt if given.prompt is not None else sys.stdin.read(), chat=given.chat
     )
     params = options.params(given)
+    alone = params.n == 1
     with (
         Client(connection.address) as client,
         closing(client.stream(prompt, params, timeout_s=connection.timeout_s)) as pieces,
     ):
-        answer = merge(list(_shown(pieces, silent=given.json)))
-    if given.json:
-        _print_json(answer)
-    return _judge(answer)
+        answers = merge_answers(_shown(pieces, silent=given.json or not alone))
+    for answer in answers:
+        if given.json:
+            _print_json(answer)
+        elif not alone:
+            print(answer.text)
+    return max([_judge(answer) for answer in answers])
 
 
 def _shown(pieces: Iterator[RequestOutput], *, silent: bool) -> Iterator[RequestOutput]:
@@ -198,6 +206,7 @@ def _print_json(answer: GenerationResult | RequestOutput) -> None:
     values = msgspec.structs.asdict(answer)
     if answer.constraint is not None:  # on the wire to the engine, and so to msgspec, an array
         values["constraint"] = msgspec.structs.asdict(answer.constraint)
+    values.pop("others", None)  # each has its own line
     if (error := values.get("error")) is not None:
         values["error"] = str(error)
     print(json.dumps(msgspec.to_builtins(values), ensure_ascii=False), flush=True)

@@ -16,6 +16,8 @@ from typing import TypeGuard
 import msgspec
 
 from structgen.errors import InvalidRequest
+from structgen.frontend import bad_words
+from structgen.frontend.choices import ChoiceFilter
 from structgen.messages import EngineRequest, ModelInfo
 from structgen.params import SamplingParams
 from structgen.tokenizer import ChatMessage, Tokenizer
@@ -31,6 +33,9 @@ REQUEST_ID = re.compile("[!-~]*")  # printable ASCII without the space: ids go i
 
 # Control tokens have no bytes in the token table, yet a prompt may spell them.
 LONGEST_SPELLING = 64
+
+# A bad word is encoded a few times, each at a price of its own beside that of its characters.
+BAD_WORD_CHARS = 64
 
 
 class GenerationInput(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,8 +60,13 @@ def is_chat(prompt: Prompt) -> TypeGuard[list[ChatMessage]]:
     return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], ChatMessage)
 
 
-def num_chars(prompt: Prompt) -> int:
-    """Return how much text there is to encode."""
+def num_chars(input: GenerationInput) -> int:
+    """Return how much text there is to encode, about."""
+    words = sum(BAD_WORD_CHARS + 2 * len(word) for word in input.params.bad_words)
+    return _prompt_chars(input.prompt) + words
+
+
+def _prompt_chars(prompt: Prompt) -> int:
     if isinstance(prompt, str):
         return len(prompt)
     if is_chat(prompt):
@@ -77,8 +87,10 @@ class InputProcessor:
         """clock: the one that the engine and the output processor read."""
         self._tokenizer = tokenizer
         self._vocab_size = model.vocab_size
+        self._eos_ids = frozenset(model.eos_ids)
         self._context_length = model.context_length
         self._clock = clock
+        self._choices = ChoiceFilter(tokenizer.token_bytes)
         longest = max(map(len, tokenizer.token_bytes), default=0)
         self._max_chars = model.context_length * max(longest, LONGEST_SPELLING)
 
@@ -86,18 +98,41 @@ class InputProcessor:
         """Return the request for the engine; its id is the caller's, or a new one.
 
         Raises InvalidRequest: the prompt is empty or leaves no room in the context, an id is
-        outside the vocabulary, or the request id is malformed.
+        outside the vocabulary, the request id is malformed, or nothing could be answered.
         """
         arrival = self._clock()
         _check_request_id(input.request_id)
-        self._check_ids(input.params.stop_token_ids, "input.stopping.stop_token_ids")
+        self._check_token_ids(input.params)
+        self._check_stop_ids(input.params)
+        params = self._choices.apply(input.params)
         return EngineRequest(
             id=input.request_id or new_request_id(),
             prompt_ids=self._encode(input.prompt, input.special_tokens),
-            params=input.params,
+            params=params,
             arrival=arrival,
             priority=input.priority,
+            bad_sequences=bad_words.bad_sequences(
+                params.bad_words, params.bad_token_ids, self._tokenizer
+            ),
         )
+
+    def _check_token_ids(self, params: SamplingParams) -> None:
+        self._check_set(params.stop_token_ids, "input.stopping.stop_token_ids")
+        self._check_set(params.allowed_token_ids, "input.sampling.allowed_token_ids")
+        self._check_set(params.bad_token_ids, "input.sampling.bad_token_ids")
+        for id, _ in params.logit_bias:
+            self._check_id(id, f"input.sampling.logit_bias[{id}]")
+
+    def _check_stop_ids(self, params: SamplingParams) -> None:
+        stop_ids = set(params.stop_token_ids)
+        if not params.ignore_eos:
+            stop_ids |= self._eos_ids
+        if stop_ids and stop_ids.issubset(params.bad_token_ids):
+            raise InvalidRequest(
+                "bad_token_ids must leave a token that ends the answer, got all of "
+                f"{sorted(stop_ids)}",
+                field="input.sampling.bad_token_ids",
+            )
 
     def _encode(self, prompt: Prompt, special: bool) -> list[int]:
         if isinstance(prompt, str):
@@ -159,14 +194,26 @@ class InputProcessor:
                 field=field,
             )
 
+    def _check_set(self, ids: Sequence[int], field: str) -> None:
+        if len(ids) > self._vocab_size:
+            raise InvalidRequest(
+                f"there must be at most as many ids as the vocabulary has, {self._vocab_size}, "
+                f"got {len(ids)}",
+                field=field,
+            )
+        self._check_ids(ids, field)
+
     def _check_ids(self, ids: Sequence[int], field: str) -> None:
         if not ids or (min(ids) >= 0 and max(ids) < self._vocab_size):
             return
-        index = next(i for i, id in enumerate(ids) if not 0 <= id < self._vocab_size)
-        raise InvalidRequest(
-            f"token ids must be in [0, {self._vocab_size}), got {ids[index]}",
-            field=f"{field}[{index}]",
-        )
+        for index, id in enumerate(ids):
+            self._check_id(id, f"{field}[{index}]")
+
+    def _check_id(self, id: int, field: str) -> None:
+        if not 0 <= id < self._vocab_size:
+            raise InvalidRequest(
+                f"token ids must be in [0, {self._vocab_size}), got {id}", field=field
+            )
 
 
 def _check_request_id(request_id: str) -> None:

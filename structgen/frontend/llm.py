@@ -19,6 +19,7 @@ from tqdm import tqdm
 from structgen import config
 from structgen.config import EngineConfig
 from structgen.errors import ConfigError, EngineDead, InvalidRequest, StructgenError
+from structgen.frontend.answer import Finish
 from structgen.frontend.arguments import (
     AnyConstraint,
     AnyPrompt,
@@ -27,15 +28,9 @@ from structgen.frontend.arguments import (
     to_prompt,
 )
 from structgen.frontend.inputs import GenerationInput, InputProcessor, Prompt
-from structgen.frontend.outputs import (
-    Batch,
-    Finish,
-    OutputProcessor,
-    RequestOutput,
-    Timings,
-    Usage,
-    merge,
-)
+from structgen.frontend.logprobs import PositionLogprobs
+from structgen.frontend.outputs import Batch, OutputProcessor, RequestOutput, merge_answers
+from structgen.frontend.usage import Timings, Usage
 from structgen.messages import Abort, ConstraintInfo, EngineOutput, EngineRequest, ModelInfo
 from structgen.params import SamplingParams
 from structgen.tokenizer import Tokenizer
@@ -44,17 +39,28 @@ from structgen.tokenizer import Tokenizer
 class GenerationResult(msgspec.Struct, frozen=True, kw_only=True):
     """The whole answer to one prompt, or why there is none.
 
-    Either `finish` is set, or `error`; with an error, text and ids are what came before it.
+    With an error the request has failed as a whole; text and ids are what came before it.  Else
+    `finish` is set.  logprobs, by token, and prompt_logprobs, by token of the prompt with None for
+    the first, are there if asked for.  others: the answers of index 1 and up, if n was above 1;
+    `samples` are all.  usage and timings are those of the request, the same in all.
     """
 
     request_id: str
+    index: int = 0
     text: str = ""
     token_ids: list[int] = []
+    logprobs: list[PositionLogprobs] = []
+    prompt_logprobs: list[PositionLogprobs | None] = []
     finish: Finish | None = None
     usage: Usage | None = None
     timings: Timings | None = None
     constraint: ConstraintInfo | None = None
     error: StructgenError | None = None
+    others: list[GenerationResult] = []
+
+    @property
+    def samples(self) -> list[GenerationResult]:
+        return [self, *self.others]
 
     def raise_for_error(self) -> Self:
         """Return this result, or raise its error."""
@@ -143,21 +149,21 @@ class LLM:
             if not self._outputs:
                 return
             batch = self._outputs.process(self._client.step())
-            if batch.abort_ids:
-                self._client.send(Abort(batch.abort_ids))
+            if batch.abort is not None:
+                self._client.send(batch.abort)
             run.take(batch)
 
     def _submit(self, run: _Run) -> None:
         """Send the next requests, as many as the engine may hold (`max_waiting`)."""
         while len(self._outputs) < self.config.max_waiting and (input := run.next()) is not None:
             request_id = str(next(self._serials))
-            run.start(request_id)
+            run.start(request_id, input.params.n)
             try:
                 request = self._inputs.process(
                     msgspec.structs.replace(input, request_id=request_id)
                 )
             except StructgenError as error:
-                run.take(Batch([], [(request_id, error)], []))
+                run.take(Batch(failures=[(request_id, error)]))
                 continue
             self._client.send(request)
             self._outputs.add(request, request_id)
@@ -186,14 +192,16 @@ class _Run:
         self._bar = bar
         self._num_tokens = 0
         self._pieces: dict[str, list[RequestOutput]] = {}
+        self._num_unfinished: dict[str, int] = {}
         # In input order: a request has its place from the start.
         self._results: dict[str, GenerationResult] = {}
 
     def next(self) -> GenerationInput | None:
         return next(self._inputs, None)
 
-    def start(self, request_id: str) -> None:
+    def start(self, request_id: str, num_answers: int) -> None:
         self._pieces[request_id] = []
+        self._num_unfinished[request_id] = num_answers
         self._results[request_id] = GenerationResult(request_id=request_id)
 
     def take(self, batch: Batch) -> None:
@@ -201,12 +209,17 @@ class _Run:
             self._pieces[piece.request_id].append(piece)
             self._num_tokens += len(piece.token_ids)
             if piece.finish is not None:
-                self._end(piece.request_id, None)
+                self._finish(piece.request_id)
         for request_id, error in batch.failures:
             self._end(request_id, error)
 
     def results(self) -> list[GenerationResult]:
         return list(self._results.values())
+
+    def _finish(self, request_id: str) -> None:
+        self._num_unfinished[request_id] -= 1
+        if not self._num_unfinished[request_id]:
+            self._end(request_id, None)
 
     def _end(self, request_id: str, error: StructgenError | None) -> None:
         self._results[request_id] = _result(request_id, self._pieces.pop(request_id), error)
@@ -217,19 +230,15 @@ class _Run:
 def _result(
     request_id: str, pieces: Sequence[RequestOutput], error: StructgenError | None
 ) -> GenerationResult:
-    if not pieces:
-        return GenerationResult(request_id=request_id, error=error)
-    whole = merge(pieces)
-    return GenerationResult(
-        request_id=request_id,
-        text=whole.text,
-        token_ids=whole.token_ids,
-        finish=whole.finish,
-        usage=whole.usage,
-        timings=whole.timings,
-        constraint=whole.constraint,
-        error=error,
-    )
+    """Join the pieces of a request.  After an error, some answers may have none."""
+    samples = [_sample(answer, error) for answer in merge_answers(pieces)]
+    if not samples or samples[0].index != 0:
+        samples.insert(0, GenerationResult(request_id=request_id, error=error))
+    return msgspec.structs.replace(samples[0], others=samples[1:])
+
+
+def _sample(answer: RequestOutput, error: StructgenError | None) -> GenerationResult:
+    return GenerationResult(**msgspec.structs.asdict(answer), error=error)
 
 
 # ---- what the caller passed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -96,7 +97,8 @@ def _json_prompt(number: int, line: str) -> Prompt:
 # ---- params
 
 
-PARAMS = {
+# Field of SamplingParams -> type and help.
+SCALARS: Mapping[str, tuple[type[int] | type[float], str]] = {
     "max_tokens": (int, "most tokens to answer (default: what the context leaves)"),
     "min_tokens": (int, "fewest tokens to answer"),
     "temperature": (float, "0 takes the most likely token (default: 1)"),
@@ -104,30 +106,61 @@ PARAMS = {
     "top_p": (float, "only the most likely tokens that together reach X (default: 1)"),
     "min_p": (float, "only tokens at least X times as likely as the likeliest (default: 0)"),
     "seed": (int, "makes the draw repeatable"),
+    "n": (int, "number of answers (default: 1)"),
+    "repetition_penalty": (float, "divides the logits of tokens seen before (default: 1)"),
+    "frequency_penalty": (float, "subtracted each time a token was answered (default: 0)"),
+    "presence_penalty": (float, "subtracted if a token was answered (default: 0)"),
     "time_limit_s": (float, "seconds after which the answer ends as it is"),
+    "logprobs": (int, "report log probabilities: of each token and of the N most likely"),
+    "prompt_logprobs": (int, "the same for the prompt"),
+}
+FLAGS = {
+    "include_stop": "leave the stop text in the answer",
+    "ignore_eos": "go on after the end of text",
+    "constraint_mass": "report how likely the model found what was allowed, by token",
+}
+
+
+def bias(text: str) -> tuple[int, float]:
+    id, _, value = text.partition("=")
+    return int(id), float(value)
+
+
+# Field of SamplingParams -> flag, what it takes, how that is read, and help.
+LISTS: Mapping[str, tuple[str, str, Callable[[str], object], str]] = {
+    "stop": ("--stop", "TEXT", str, "ends the answer"),
+    "stop_token_ids": ("--stop-token-id", "ID", int, "ends the answer"),
+    "bad_words": ("--bad-word", "TEXT", str, "is not answered, with or without a space before it"),
+    "bad_token_ids": ("--bad-token-id", "ID", int, "is not answered"),
+    "allowed_token_ids": ("--allowed-token-id", "ID", int, "only such ids are answered"),
+    "logit_bias": ("--logit-bias", "ID=X", bias, "added to the logit of a token"),
 }
 
 
 def add_params(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("sampling options")
-    for name, (kind, help) in PARAMS.items():
+    for name, (kind, help) in SCALARS.items():
         flag = f"--{name.replace('_', '-')}"
         group.add_argument(flag, type=kind, metavar=_metavar(kind), help=help)
-    group.add_argument(
-        "--stop", action="append", metavar="TEXT", help="ends the answer; repeatable"
-    )
-    group.add_argument("--ignore-eos", action="store_true", help="go on after the end of text")
+    for name, help in FLAGS.items():
+        group.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=help)
+    for name, (flag, metavar, read, help) in LISTS.items():
+        group.add_argument(
+            flag,
+            dest=name,
+            action="append",
+            type=read,
+            metavar=metavar,
+            help=f"{help}; repeatable",
+        )
 
 
 def params(given: Namespace) -> SamplingParams:
     """Build the params, constraint included.  Raises InvalidRequest, ConstraintError."""
-    values = {name: vars(given)[name] for name in PARAMS if vars(given)[name] is not None}
-    return SamplingParams(
-        **values,
-        stop=tuple(given.stop or ()),
-        ignore_eos=given.ignore_eos,
-        constraint=_constraint(given),
-    )
+    values = {name: vars(given)[name] for name in (*SCALARS, *FLAGS, *LISTS)}
+    values = {name: value for name, value in values.items() if value is not None}
+    lists = {name: tuple(values[name]) for name in LISTS if name in values}
+    return SamplingParams(**values | lists, constraint=_constraint(given))
 
 
 # ---- constraints

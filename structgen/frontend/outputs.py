@@ -139,31 +139,29 @@ class OutputProcessor:
         batch = Batch()
         for output in outputs:
             request = self._requests.get(output.id)
-            if request is not None and output.index in request.answers:
+            if request is not None:
                 self._process(request, output, batch)
         return batch
 
     def _process(self, request: _Request, output: EngineOutput, batch: Batch) -> None:
-        if output.error is not None or output.finish is FinishReason.ERROR:
-            self._fail(request, output, _error(output), batch)
-        elif (wrong := self._unknown_id(output.new_ids)) is not None:
-            batch.abort_ids.append(output.id)
-            error = InternalError(
-                f"the engine answered token id {wrong}, which is not in [0, "
-                f"{len(self._token_bytes)})"
-            )
-            self._fail(request, output, error, batch)
-        else:
+        error = self._error(output)
+        if error is not None:
+            del self._requests[output.id]
+            batch.failures.append((request.request_id, error))
+            if output.finish is not FinishReason.ERROR:  # then the engine goes on
+                batch.abort_ids.append(output.id)
+        elif output.index in request.answers:
             self._answer(request, output, batch)
 
-    def _fail(
-        self, request: _Request, output: EngineOutput, error: StructgenError, batch: Batch
-    ) -> None:
-        del self._requests[output.id]
-        batch.failures.append((request.request_id, error))
-
-    def _unknown_id(self, ids: list[int]) -> int | None:
-        return next((id for id in ids if not 0 <= id < len(self._token_bytes)), None)
+    def _error(self, output: EngineOutput) -> StructgenError | None:
+        """Return what makes the request fail, if anything."""
+        if output.error is not None:
+            return from_wire(output.error)
+        if output.finish is FinishReason.ERROR:
+            return InternalError(f"the engine gave no reason: {output.detail}")
+        size = len(self._token_bytes)
+        wrong = [id for id in output.new_ids if not 0 <= id < size]
+        return InternalError(f"token id {wrong[0]} is not in [0, {size})") if wrong else None
 
     def _answer(self, request: _Request, output: EngineOutput, batch: Batch) -> None:
         piece = request.read(output, self._speller)
@@ -173,9 +171,11 @@ class OutputProcessor:
         del request.answers[output.index]
         if not request.answers:
             del self._requests[output.id]
-        if output.finish is None and request.answers:
+        if output.finish is not None:  # then the engine knows
+            return
+        if request.answers:
             batch.abort_samples.append((output.id, output.index))
-        elif output.finish is None:
+        else:
             batch.abort_ids.append(output.id)
 
 
@@ -202,9 +202,3 @@ class _Request(msgspec.Struct, gc=False):
             timings=self.meter.timings() if report else None,
             constraint=self.meter.constraint if report else None,
         )
-
-
-def _error(output: EngineOutput) -> StructgenError:
-    if output.error is not None:
-        return from_wire(output.error)
-    return InternalError(f"the engine gave no reason: {output.detail}")

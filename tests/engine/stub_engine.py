@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Sequence
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -15,6 +16,7 @@ from structgen.errors import ConstraintError
 from structgen.grammar import bitmask
 from structgen.grammar.base import CompiledConstraint, GrammarBackend, GrammarError, Matcher
 from structgen.grammar.manager import GrammarManager
+from structgen.logprobs import TokenLogprobs
 from structgen.messages import EngineOutput, EngineRequest
 from structgen.params import SamplingParams
 from structgen.plan import RowOutput, StepOutput, StepPlan, TokenBitmask
@@ -58,11 +60,12 @@ class StubExecutor:
         outputs, index = [], 0
         masks = {int(i): words for words, i in zip(mask.words, mask.logit_index, strict=True)}
         for row in plan.rows:
-            if not row.num_logits:
-                outputs.append(RowOutput([]))
-                continue
-            outputs.append(self._sample(row.id, masks.get(index)))
-            index += 1
+            output = RowOutput([])
+            if row.num_logits:
+                output = self._sample(row.id, masks.get(index))
+                index += 1
+            prompt = [TokenLogprobs(target, -1.0, []) for target in row.targets]
+            outputs.append(msgspec.structs.replace(output, prompt_logprobs=prompt))
         return StepOutput(outputs)
 
     def close(self) -> None:
@@ -149,6 +152,9 @@ class ToyMatcher(Matcher):
     @property
     def accepting(self) -> bool:
         return "" in self._left
+
+    def fork(self) -> ToyMatcher:
+        return ToyMatcher(self._left, self._refuse)
 
 
 class StubEngine:

@@ -491,3 +491,18 @@ def test_penalties_are_given_the_tokens_that_the_cache_skipped() -> None:
     engine.run(2)
     [new] = engine.executor.plans[-1].added
     assert (new.history, new.num_prompt) == (prompt[:8], 10)
+
+
+def test_prompt_logprobs_come_even_if_there_is_no_first_token() -> None:
+    engine = StubEngine(counting)
+    engine.add(
+        "a",
+        [1, 2, 3],
+        prompt_logprobs=0,
+        constraint=Choice(("AB",)),
+        allowed_token_ids=(5,),
+    )
+    engine.run(1)
+    [end] = engine.reported["a"]
+    assert end.finish is FinishReason.DEAD_END
+    assert len(end.prompt_logprobs) == 3

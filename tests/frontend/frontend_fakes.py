@@ -61,13 +61,54 @@ Script = Callable[[EngineRequest], list[EngineOutput]]
 
 
 def echo(request: EngineRequest) -> list[EngineOutput]:
-    """Answer with the prompt, an id a step, then stop."""
-    steps = [EngineOutput(request.id, [id]) for id in request.prompt_ids]
-    return [*steps, EngineOutput(request.id, [], FinishReason.STOP, stop_id=EOS)]
+    """Answer with the prompt, an id a step and in each sample, then stop."""
+    samples = range(request.params.n)
+    return [
+        *[EngineOutput(request.id, [id], index=i) for id in request.prompt_ids for i in samples],
+        *[
+            EngineOutput(request.id, [], FinishReason.STOP, stop_id=EOS, index=index)
+            for index in samples
+        ],
+    ]
 
 
 def silent(request: EngineRequest) -> list[EngineOutput]:
     return []
+
+
+class Work:
+    """What an engine has to say, by request; a request is over when all its samples are."""
+
+    def __init__(self) -> None:
+        self.outputs: dict[str, list[EngineOutput]] = {}
+        self._ended: dict[str, set[int]] = {}
+        self._num_samples: dict[str, int] = {}
+
+    def add(self, request: EngineRequest, outputs: list[EngineOutput]) -> None:
+        self.outputs[request.id] = outputs
+        self._ended[request.id] = set()
+        self._num_samples[request.id] = request.params.n
+
+    def abort(self, message: Abort) -> None:
+        for id in message.ids:
+            self.outputs.pop(id, None)
+        for id, index in message.samples:
+            if id in self.outputs:
+                self.outputs[id] = [o for o in self.outputs[id] if o.index != index]
+                self._end(id, index)
+
+    def next(self, id: str) -> EngineOutput:
+        output = self.outputs[id].pop(0)
+        if output.finish is FinishReason.ERROR:
+            del self.outputs[id]
+        elif output.finish is not None:
+            self._end(id, output.index)
+        return output
+
+    def _end(self, id: str, index: int) -> None:
+        self._ended[id].add(index)
+        if len(self._ended[id]) == self._num_samples[id]:
+            del self.outputs[id]
 
 
 class FakeEngineClient:
@@ -85,7 +126,7 @@ class FakeEngineClient:
         self.num_starts = 0
         self.closed = False
         self._running = False
-        self._work: dict[str, list[EngineOutput]] = {}
+        self._work = Work()
         self._changed = asyncio.Event()
 
     @property
@@ -98,14 +139,18 @@ class FakeEngineClient:
 
     @property
     def open_ids(self) -> list[str]:
-        return list(self._work)
+        return list(self._work.outputs)
+
+    def waiting(self, id: str) -> int:
+        """Return how many outputs of a request are still to be received."""
+        return len(self._work.outputs[id])
 
     async def start(self) -> ModelInfo:
         self.num_starts += 1
         await asyncio.sleep(0)
         if self.failures:
             raise self.failures.pop(0)
-        self._work.clear()
+        self._work = Work()
         self._changed.clear()
         self._running = True
         return self.model
@@ -115,16 +160,15 @@ class FakeEngineClient:
             raise EngineDead("the engine is not running")
         self.received.append(message)
         if isinstance(message, EngineRequest):
-            self._work[message.id] = self.script(message)
+            self._work.add(message, self.script(message))
         else:
-            for id in message.ids:
-                self._work.pop(id, None)
+            self._work.abort(message)
         self._changed.set()
 
     def say(self, *outputs: EngineOutput) -> None:
         """Report these outputs next, whatever the script says."""
         for output in outputs:
-            self._work.setdefault(output.id, []).append(output)
+            self._work.outputs.setdefault(output.id, []).append(output)
         self._changed.set()
 
     def die(self) -> None:
@@ -141,11 +185,7 @@ class FakeEngineClient:
             await self._changed.wait()
 
     def _step(self) -> list[EngineOutput]:
-        step = [outputs.pop(0) for outputs in self._work.values() if outputs]
-        for output in step:
-            if output.finish is not None:
-                del self._work[output.id]
-        return step
+        return [self._work.next(id) for id, outputs in list(self._work.outputs.items()) if outputs]
 
     async def close(self) -> None:
         self.closed = True
@@ -161,24 +201,20 @@ class FakeStepClient:
         self.received: list[EngineRequest | Abort] = []
         self.most_open = 0
         self.closed = False
-        self._work: dict[str, list[EngineOutput]] = {}
+        self._work = Work()
 
     def send(self, message: EngineRequest | Abort) -> None:
         self.received.append(message)
         if isinstance(message, EngineRequest):
-            self._work[message.id] = self.script(message)
-            self.most_open = max(self.most_open, len(self._work))
+            self._work.add(message, self.script(message))
+            self.most_open = max(self.most_open, len(self._work.outputs))
         else:
-            for id in message.ids:
-                self._work.pop(id, None)
+            self._work.abort(message)
 
     def step(self) -> list[EngineOutput]:
         # The last to come goes first, so that answers end out of order.
-        step = [outputs.pop(0) for outputs in reversed(self._work.values()) if outputs]
-        for output in step:
-            if output.finish is not None or output.error is not None:
-                self._work.pop(output.id)
-        return step
+        work = self._work.outputs
+        return [self._work.next(id) for id in reversed(list(work)) if work[id]]
 
     def close(self) -> None:
         self.closed = True

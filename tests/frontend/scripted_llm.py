@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import grpc
+import msgspec
 
 from structgen.config import ServerConfig
 from structgen.errors import DuplicateRequest, EngineDead, LimitExceeded
+from structgen.frontend.answer import ConstraintStatus, Finish
+from structgen.frontend.async_llm import AsyncLLM
 from structgen.frontend.grpc.server import Server
 from structgen.frontend.inputs import GenerationInput
-from structgen.frontend.outputs import ConstraintStatus, Finish, RequestOutput, Timings, Usage
+from structgen.frontend.logprobs import PositionLogprobs, TokenLogprob
+from structgen.frontend.outputs import RequestOutput
+from structgen.frontend.usage import Timings, Usage
 from structgen.messages import ConstraintInfo, FinishReason, ModelInfo
 from structgen.tokenizer import ChatMessage
 
@@ -56,8 +62,8 @@ class ScriptedLLM:
 
     "hang" gives nothing, "begin" gives one piece and then nothing, "flood" gives pieces without
     end; "full" raises an error of ours, "bug" one that is not, "lost" dies after a piece; "slow"
-    ends when `finish` is set; "json" answers an object, "long N" N characters, and anything else
-    three pieces.
+    ends when `finish` is set; "json" answers an object, "long N" N characters, "scored" reports log
+    probabilities; anything else is three pieces, of each answer if n is above 1.
     """
 
     def __init__(self) -> None:
@@ -83,10 +89,12 @@ class ScriptedLLM:
         self.inputs.append(input)
         self.live.append(request_id)
         self._idle.clear()
+        num_finished = 0
         ended = False
         try:
             async for piece in self._pieces(request_id, input):
-                ended = piece.finish is not None
+                num_finished += piece.finish is not None
+                ended = num_finished == input.params.n
                 yield piece
         except Exception:
             ended = True
@@ -125,12 +133,27 @@ class ScriptedLLM:
                 while True:
                     yield first_piece(request_id, "more ", constrained)
                     await asyncio.sleep(0)
+            case "scored":
+                yield msgspec.structs.replace(
+                    first_piece(request_id, "Hel", constrained),
+                    logprobs=[position(7, 0.5)],
+                    prompt_logprobs=[None, position(5)],
+                )
+                yield RequestOutput(
+                    request_id=request_id, text="", token_ids=[9], logprobs=[position(9)]
+                )
+                last = last_piece(request_id, "lo", constrained)
+                yield msgspec.structs.replace(last, logprobs=[position(8)])
             case str() as text if text.startswith("long "):
                 yield last_piece(request_id, "x" * int(text.split()[1]), constrained)
             case _:
-                yield first_piece(request_id, "Hel", constrained)
-                yield RequestOutput(request_id=request_id, text="", token_ids=[9])
-                yield last_piece(request_id, "lo", constrained)
+                pieces = (
+                    first_piece(request_id, "Hel", constrained),
+                    RequestOutput(request_id=request_id, text="", token_ids=[9]),
+                    last_piece(request_id, "lo", constrained),
+                )
+                for piece, index in itertools.product(pieces, range(input.params.n)):
+                    yield msgspec.structs.replace(piece, index=index)
 
     async def start(self) -> None:
         self.set_ready(True)
@@ -168,6 +191,18 @@ def first_piece(request_id: str, text: str, constrained: bool) -> RequestOutput:
     )
 
 
+def position(token: int, mass: float | None = None) -> PositionLogprobs:
+    """What was thought of one place: 255 was nearly as likely, and is half a character."""
+    return PositionLogprobs(
+        TokenLogprob(token, chr(token), bytes([token]), -0.5),
+        [
+            TokenLogprob(token, chr(token), bytes([token]), -0.5),
+            TokenLogprob(255, "�", b"\xc3", -1),
+        ],
+        mass,
+    )
+
+
 def last_piece(request_id: str, text: str, constrained: bool) -> RequestOutput:
     status = ConstraintStatus.COMPLETE if constrained else ConstraintStatus.NOT_CONSTRAINED
     return RequestOutput(
@@ -182,7 +217,7 @@ def last_piece(request_id: str, text: str, constrained: bool) -> RequestOutput:
 
 
 @asynccontextmanager
-async def serving(llm: ScriptedLLM, **options: Any) -> AsyncIterator[tuple[Server, str]]:
+async def serving(llm: ScriptedLLM | AsyncLLM, **options: Any) -> AsyncIterator[tuple[Server, str]]:
     """Run a server around `llm`; yields it and its address."""
     server = Server(llm, ServerConfig(port=0, **options))  # type: ignore[arg-type]
     port = await server.start()
@@ -193,7 +228,7 @@ async def serving(llm: ScriptedLLM, **options: Any) -> AsyncIterator[tuple[Serve
 
 
 @asynccontextmanager
-async def connected(llm: ScriptedLLM, **options: Any) -> AsyncIterator[grpc.aio.Channel]:
+async def connected(llm: ScriptedLLM | AsyncLLM, **options: Any) -> AsyncIterator[grpc.aio.Channel]:
     """Run a server around `llm`; yields a channel to it."""
     async with (
         serving(llm, **options) as (_, address),

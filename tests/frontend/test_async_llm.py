@@ -20,12 +20,13 @@ from structgen.errors import (
     InternalError,
     InvalidRequest,
     LimitExceeded,
+    WireError,
     to_wire,
 )
 from structgen.frontend.async_llm import INLINE_CHARS, AsyncLLM
 from structgen.frontend.inputs import GenerationInput
-from structgen.frontend.outputs import RequestOutput, merge
-from structgen.messages import EngineOutput, EngineRequest, FinishReason
+from structgen.frontend.outputs import RequestOutput, merge, merge_answers
+from structgen.messages import Abort, EngineOutput, EngineRequest, FinishReason
 from structgen.params import SamplingParams
 
 
@@ -236,7 +237,7 @@ async def test_what_a_slow_reader_has_not_taken_becomes_one_piece():
         client.say(EngineOutput(id, [97]))
         assert (await first).text == "a"
         client.say(*[EngineOutput(id, [code]) for code in b"bcdefg"])
-        await until(lambda: not client._work[id])
+        await until(lambda: not client.waiting(id))
         await settle()
         piece = await anext(stream)
         assert (piece.text, piece.token_ids) == ("bcdefg", list(b"bcdefg"))
@@ -261,6 +262,94 @@ async def test_200_callers_that_leave_at_random_moments_leave_nothing():
         assert_nothing_left(llm, client)
         assert len(client.aborted) == len(set(client.aborted)) > 20
         assert (await answer(llm, say("still here"))).text == "still here"
+
+
+# ---- several answers to a request
+
+
+@asynchronous
+async def test_answers_stream_by_index_and_the_last_one_ends_the_stream():
+    client = FakeEngineClient()
+    async with started(client) as llm:
+        pieces = [piece async for piece in llm.generate(say("abc", n=3))]
+        answers = merge_answers(pieces)
+        assert [(whole.index, whole.text) for whole in answers] == [(i, "abc") for i in range(3)]
+        assert sum(piece.finish is not None for piece in pieces) == 3
+        assert pieces[-1].usage.completion_tokens == 9
+        assert client.aborted == []
+        assert_nothing_left(llm, client)
+
+
+@asynchronous
+async def test_what_a_slow_reader_has_not_taken_becomes_one_piece_of_each_answer():
+    client = FakeEngineClient(silent)
+    async with started(client) as llm:
+        stream = llm.generate(say(n=2))
+        first = asyncio.create_task(anext(stream))
+        await settle()
+        id = client.requests[0].id
+        client.say(EngineOutput(id, [97], index=1))
+        assert (await first).index == 1
+        client.say(*[EngineOutput(id, [code], index=code % 2) for code in b"bcdefg"])
+        client.say(EngineOutput(id, [], FinishReason.MAX_TOKENS, index=1))
+        await until(lambda: not client.waiting(id))
+        await settle()
+        pieces = [await anext(stream), await anext(stream)]
+        assert [(piece.index, piece.text) for piece in pieces] == [(0, "bdf"), (1, "ceg")]
+        assert [piece.finish is not None for piece in pieces] == [False, True]
+        await stream.aclose()
+        assert client.aborted == [id]
+
+
+@asynchronous
+async def test_a_stop_string_ends_one_answer_in_the_engine_and_the_others_go_on():
+    def script(request: EngineRequest) -> list[EngineOutput]:
+        ab, ac = [EngineOutput(request.id, list(b"ab"))], list(b"acdef")
+        return ab + [EngineOutput(request.id, [id], index=1) for id in ac] + echo(request)[-2:]
+
+    client = FakeEngineClient(script)
+    async with started(client) as llm:
+        pieces = [piece async for piece in llm.generate(say(n=2, stop=("b",)))]
+        assert [whole.text for whole in merge_answers(pieces)] == ["a", "acdef"]
+        [abort] = [message for message in client.received if isinstance(message, Abort)]
+        assert abort == Abort([], [(client.requests[0].id, 0)])
+        assert_nothing_left(llm, client)
+
+
+@asynchronous
+@pytest.mark.parametrize("num_finished", [0, 1, 2])
+async def test_leaving_aborts_all_answers_with_one_message(num_finished):
+    client = FakeEngineClient(silent)
+    async with started(client) as llm:
+        stream = llm.generate(say(n=3))
+        first = asyncio.create_task(anext(stream))
+        await settle()
+        id = client.requests[0].id
+        client.say(*[EngineOutput(id, [97], index=index) for index in range(3)])
+        await first
+        for index in range(num_finished):
+            client.say(EngineOutput(id, [], FinishReason.STOP, index=index))
+        await settle()
+        await stream.aclose()
+        assert client.aborted == [id]
+        assert_nothing_left(llm, client)
+
+
+@asynchronous
+async def test_complete_answers_are_delivered_before_the_failure_of_their_request():
+    client = FakeEngineClient(silent)
+    async with started(client) as llm:
+        stream = llm.generate(say(n=2))
+        first = asyncio.create_task(anext(stream))
+        await settle()
+        id = client.requests[0].id
+        client.say(EngineOutput(id, [97], FinishReason.STOP, index=1))
+        await settle()
+        client.die()
+        await settle()
+        assert (await first).finish is not None
+        with pytest.raises(EngineDead):
+            await anext(stream)
 
 
 # ---- a dying engine
@@ -361,12 +450,13 @@ async def test_a_first_start_that_fails_is_raised_and_closes_the_engine():
 
 @asynchronous
 async def test_a_bug_of_the_front_end_leaves_nobody_waiting():
-    client = FakeEngineClient(lambda request: [EngineOutput(request.id, [10**6])])
+    unheard_of = WireError("UnheardOfError", "what")
+    client = FakeEngineClient(lambda request: [EngineOutput(request.id, [], error=unheard_of)])
     async with started(client) as llm:
         with pytest.raises(InternalError):
             await answer(llm, say())
         assert not llm.ready
-        with pytest.raises(IndexError):
+        with pytest.raises(KeyError):
             await llm.wait_closed()
 
 

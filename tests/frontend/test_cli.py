@@ -148,6 +148,50 @@ def test_generate_answers_each_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("offline")
+def test_every_sampling_option_can_be_given() -> None:
+    options = {
+        "--max-tokens": 5, "--min-tokens": 2, "--temperature": 0.5, "--top-k": 3, "--top-p": 0.5,
+        "--min-p": 0.25, "--seed": 7, "--n": 2, "--repetition-penalty": 1.5,
+        "--frequency-penalty": -0.5, "--presence-penalty": 0.5, "--time-limit-s": 9.0,
+        "--logprobs": 4, "--prompt-logprobs": 0, "--stop": "x", "--stop-token-id": 4,
+        "--bad-word": "y", "--bad-token-id": 6, "--allowed-token-id": 8, "--logit-bias": "9=-1.5",
+    }  # fmt: skip
+    given = [word for flag, value in options.items() for word in (flag, str(value))]
+    flags = ["--include-stop", "--ignore-eos", "--constraint-mass", "--bad-word", "z"]
+    assert cli.main(["generate", *given, *flags]) == 0
+    expected = SamplingParams(
+        max_tokens=5, min_tokens=2, temperature=0.5, top_k=3, top_p=0.5, min_p=0.25, seed=7, n=2,
+        repetition_penalty=1.5, frequency_penalty=-0.5, presence_penalty=0.5, time_limit_s=9.0,
+        logprobs=4, prompt_logprobs=0, stop=("x",), stop_token_ids=(4,), bad_words=("y", "z"),
+        bad_token_ids=(6,), allowed_token_ids=(8,), logit_bias=((9, -1.5),), include_stop=True,
+        ignore_eos=True, constraint_mass=True,
+    )  # fmt: skip
+    assert FakeLLM.asked[1] == expected
+    for name in set(SamplingParams.__struct_fields__) - {"constraint"}:
+        assert getattr(expected, name) != getattr(SamplingParams(), name), name
+
+
+def test_a_malformed_bias_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["call", "hi", "--logit-bias", "9"])
+    assert caught.value.code == 2
+    assert "argument --logit-bias: invalid bias value: '9'" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("offline")
+def test_generate_prints_each_of_several_answers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = [GenerationResult(request_id="0", index=1, text="another")]
+    results = [GenerationResult(request_id="0", text="one", others=others)]
+    monkeypatch.setattr(FakeLLM, "generate", lambda *args, **kwargs: results)
+    assert cli.main(["generate", "--n", "2"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["index"], line["text"]) for line in lines] == [(0, "one"), (1, "another")]
+    assert all("others" not in line for line in lines)
+
+
+@pytest.mark.usefixtures("offline")
 def test_generate_reports_what_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "prompts"
     file.write_text("good\nbad\n")
@@ -219,6 +263,23 @@ def test_call_prints_the_whole_answer_as_json(
     assert answer["finish"]["constraint_status"] == "complete"
     assert answer["constraint"]["backend"] == "xgrammar"
     assert inputs[0].params == SamplingParams(seed=3, constraint=JsonObject())
+
+
+@pytest.mark.usefixtures("address")
+def test_call_prints_each_of_several_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["call", "hi", "--n", "2"]) == 0
+    assert capsys.readouterr().out == "Hello\nHello\n"
+    assert cli.main(["call", "hi", "--n", "2", "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["index"], line["text"]) for line in lines] == [(0, "Hello"), (1, "Hello")]
+
+
+@pytest.mark.usefixtures("address")
+def test_call_prints_log_probabilities_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["call", "scored", "--json", "--logprobs", "2"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [position["token"]["text"] for position in answer["logprobs"]] == ["\x07", "\t", "\b"]
+    assert answer["prompt_logprobs"][0] is None
 
 
 def test_call_takes_a_message_from_stdin(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from pydantic import BaseModel
-from scripted_llm import ScriptedLLM, serving, serving_aside
+from scripted_llm import ScriptedLLM, position, serving, serving_aside
 
 from structgen.client import AsyncClient, Client
 from structgen.constraints import JsonObject, JsonSchema, Regex
@@ -20,6 +20,7 @@ from structgen.errors import (
     LimitExceeded,
 )
 from structgen.frontend.grpc._pb.generation_pb2 import GenerationInput
+from structgen.frontend.outputs import merge, merge_answers
 from structgen.messages import FinishReason
 from structgen.params import SamplingParams
 from structgen.tokenizer import ChatMessage
@@ -73,6 +74,31 @@ def test_a_model_class_is_a_schema_and_comes_back_as_an_object(
     assert llm.inputs[0].params.constraint == JsonSchema.of(Person)
     assert answer.constraint is not None
     assert answer.constraint.compile_s == 0.25
+
+
+def test_several_answers_are_the_samples_of_the_first(client: Client) -> None:
+    answer = client.generate("hi", SamplingParams(n=3))
+    assert [(sample.index, sample.text) for sample in answer.samples] == [
+        (index, "Hello") for index in range(3)
+    ]
+    assert len(client.generate("hi").samples) == 1
+
+
+def test_log_probabilities_arrive_with_text_and_bytes(client: Client) -> None:
+    answer = client.generate("scored", SamplingParams(logprobs=2, prompt_logprobs=0))
+    assert answer.logprobs == [position(7, 0.5), position(9), position(8)]
+    assert answer.prompt_logprobs == [None, position(5)]
+    whole = merge(list(client.stream("scored")))
+    assert (whole.logprobs, whole.prompt_logprobs) == (answer.logprobs, answer.prompt_logprobs)
+
+
+def test_several_answers_stream_by_index(client: Client) -> None:
+    answers = merge_answers(client.stream("hi", SamplingParams(n=2), request_id="me"))
+    assert [(a.request_id, a.index, a.text) for a in answers] == [
+        ("me", 0, "Hello"),
+        ("me", 1, "Hello"),
+    ]
+    assert all(answer.finish is not None for answer in answers)
 
 
 @pytest.mark.parametrize("constraint", [{"type": "object"}, JsonObject()])

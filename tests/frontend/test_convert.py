@@ -102,8 +102,21 @@ def test_everything_survives_the_wire(prompt: str | list[int] | list[ChatMessage
             include_stop=True,
             ignore_eos=True,
             time_limit_s=1.5,
+            n=5,
+            repetition_penalty=1.25,
+            frequency_penalty=-0.5,
+            presence_penalty=0.5,
+            logit_bias=((3, -1.5), (70_000, 2.0)),
+            allowed_token_ids=(1, 2, 70_000),
+            bad_words=("a", "b c"),
+            bad_token_ids=(7,),
+            logprobs=0,
+            prompt_logprobs=2,
+            constraint_mass=True,
         ),
     )
+    for name in set(SamplingParams.__struct_fields__) - {"constraint"}:
+        assert getattr(given.params, name) != getattr(SamplingParams(), name), name
     assert convert.from_wire(convert.to_wire(given)) == given
 
 
@@ -170,14 +183,46 @@ def test_what_is_not_offered_is_refused_by_name(path: str) -> None:
 
 
 def test_neutral_values_of_what_is_not_offered_are_fine() -> None:
-    sampling = generation_pb2.SamplingParams(
-        n=1, repetition_penalty=1, frequency_penalty=0, presence_penalty=0
-    )
     options = constraint_pb2.ConstraintOptions(
         backend=constraint_pb2.BACKEND_XGRAMMAR, truncation=constraint_pb2.TRUNCATION_MARK
     )
     constraint = constraint_pb2.Constraint(regex="a", options=options)
-    assert convert.from_wire(message(sampling=sampling, constraint=constraint))
+    assert convert.from_wire(message(constraint=constraint))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "field"),
+    [
+        ({"n": 0}, "sampling.n"),
+        ({"n": 1_000_000_000}, "sampling.n"),
+        ({"repetition_penalty": 0}, "sampling.repetition_penalty"),
+        ({"frequency_penalty": float("nan")}, "sampling.frequency_penalty"),
+        ({"presence_penalty": 1e308}, "sampling.presence_penalty"),
+        ({"logit_bias": {5: float("nan")}}, "sampling.logit_bias[5]"),
+        ({"logit_bias": {5: 1e38}}, "sampling.logit_bias[5]"),
+        ({"logit_bias": dict.fromkeys(range(300_000), 1.0)}, "sampling.logit_bias"),
+        ({"bad_words": ["fine", " "]}, "sampling.bad_words[1]"),
+        ({"bad_words": ["x"] * 257}, "sampling.bad_words"),
+        ({"allowed_token_ids": [3], "bad_token_ids": [3]}, "sampling.allowed_token_ids"),
+    ],
+)
+def test_sampling_options_outside_their_range_are_refused_by_name(
+    sampling: dict[str, object], field: str
+) -> None:
+    error = refusal(message(sampling=generation_pb2.SamplingParams(**sampling)))
+    assert isinstance(error, InvalidRequest)
+    assert error.field == f"input.{field}"
+
+
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_more_log_probabilities_than_the_limit_are_refused(name: str) -> None:
+    response = generation_pb2.ResponseOptions(**{name: 2**31})
+    assert refusal(message(response=response)).field == f"input.response.{name}"
+
+
+def test_a_token_biased_twice_is_refused_before_the_wire_could_lose_one() -> None:
+    with pytest.raises(InvalidRequest, match="each token id once"):
+        SamplingParams(logit_bias=((5, 1.0), (5, 2.0)))
 
 
 def test_a_huge_value_is_not_echoed_whole() -> None:

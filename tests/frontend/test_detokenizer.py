@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import tokenizers
 from frontend_fakes import TOKEN_BYTES, WORD_IDS
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from small_tokenizers import KINDS, write_folder
 
+from structgen.frontend.bad_words import bad_sequences
 from structgen.frontend.detokenizer import Detokenizer
 from structgen.frontend.stops import StopScanner
+from structgen.tokenizer import Tokenizer
 
 ids = st.lists(st.integers(0, len(TOKEN_BYTES) - 1), max_size=40)
 text_ids = st.text(max_size=12).map(lambda text: list(text.encode()))
@@ -56,6 +60,63 @@ def test_an_unfinished_character_is_replaced_only_at_the_end():
 
 def test_special_tokens_add_nothing_and_leave_spaces_alone():
     assert "".join(stream([WORD_IDS[b" six"], 256, WORD_IDS[b" six"]], [1, 1])) == " six six"
+
+
+@pytest.mark.parametrize("character", ["ď", "😀", "你", "👩‍👩‍👧‍👦", "🇩🇪"])
+def test_a_character_in_single_bytes_shows_no_replacement(character):
+    pieces = stream(list(f"a{character}b".encode()), [1] * 40)
+    assert "".join(pieces) == f"a{character}b"
+    assert "�" not in "".join(pieces)
+
+
+# ---- real tokenizers
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def real(request, tmp_path_factory) -> tuple[Tokenizer, tokenizers.Tokenizer]:
+    """A tokenizer of ours and the library's own it was made of."""
+    make, eos = KINDS[request.param]
+    library = make()
+    folder = write_folder(tmp_path_factory.mktemp("tokenizer"), library, eos_token=eos)
+    return Tokenizer.load(folder), library
+
+
+def stream_of(tokenizer: Tokenizer, token_ids: list[int], cuts: list[int]) -> str:
+    detokenizer = Detokenizer(tokenizer.token_bytes)
+    pieces = [detokenizer.push(part) for part in split(token_ids, cuts)]
+    return "".join([*pieces, detokenizer.flush()])
+
+
+sizes = st.lists(st.integers(0, 4), max_size=12)
+same_fixture = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@same_fixture
+@given(data=st.data(), cuts=sizes)
+def test_any_ids_stream_as_they_decode_at_once(real, data, cuts):
+    """Special and added tokens, spaces and halves of characters included."""
+    tokenizer, _ = real
+    ids = data.draw(st.lists(st.integers(0, tokenizer.size - 1), max_size=30))
+    assert stream_of(tokenizer, ids, cuts) == tokenizer.decode(ids)
+
+
+@same_fixture
+@given(
+    text=st.text(st.sampled_from('the dog{"日é😀\n\tẞ') | st.characters(codec="utf-8")), cuts=sizes
+)
+def test_a_text_streams_as_the_library_decodes_it(real, text, cuts):
+    """The library drops the space that a SentencePiece-style one puts before a text; we do not."""
+    tokenizer, library = real
+    ids = tokenizer.encode(text, add_bos=False)
+    streamed = stream_of(tokenizer, ids, cuts)
+    assert streamed in (library.decode(ids), f" {library.decode(ids)}")
+
+
+def test_a_space_that_belongs_to_a_token_is_kept_first_and_inside(real):
+    tokenizer, _ = real
+    _, spaced = bad_sequences(["the dog"], [], tokenizer)
+    assert len(spaced) > 1
+    assert stream_of(tokenizer, spaced, [1] * len(spaced)) == " the dog"
 
 
 # ---- stop strings

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 from frontend_fakes import EOS, ToyTokenizer, model_info
 
+from structgen.constraints import Choice
 from structgen.errors import InvalidRequest
 from structgen.frontend.inputs import GenerationInput, InputProcessor, num_chars
 from structgen.messages import EngineRequest
 from structgen.params import SamplingParams
 from structgen.tokenizer import ChatMessage
+
+STOP_IDS = "input.stopping.stop_token_ids"
 
 
 def process(context_length: int = 16, **fields: object) -> EngineRequest:
@@ -68,8 +71,85 @@ def test_more_tokens_may_be_asked_for_than_the_context_has():
         ({"prompt": "a\ud800"}, "input.text", "lone surrogate at character 1"),
         (
             {"prompt": "a", "params": SamplingParams(stop_token_ids=(1, 999))},
-            "input.stopping.stop_token_ids[1]",
+            f"{STOP_IDS}[1]",
             "got 999",
+        ),
+        ({"prompt": "a", "params": SamplingParams(stop_token_ids=(-1,))}, f"{STOP_IDS}[0]", "-1"),
+        (
+            {"prompt": "a", "params": SamplingParams(allowed_token_ids=(1, 265))},
+            "input.sampling.allowed_token_ids[1]",
+            r"\[0, 265\), got 265",
+        ),
+        (
+            {"prompt": "a", "params": SamplingParams(allowed_token_ids=(1,) * 266)},
+            "input.sampling.allowed_token_ids",
+            "265, got 266",
+        ),
+        (
+            {"prompt": "a", "params": SamplingParams(bad_token_ids=(2**63 - 1,))},
+            "input.sampling.bad_token_ids[0]",
+            "got 9223372036854775807",
+        ),
+        (
+            {"prompt": "a", "params": SamplingParams(logit_bias=((1, 0.5), (-1, 5.0)))},
+            "input.sampling.logit_bias[-1]",
+            r"\[0, 265\), got -1",
+        ),
+        (
+            {"prompt": "a", "params": SamplingParams(logit_bias=((265, 5.0),))},
+            "input.sampling.logit_bias[265]",
+            "got 265",
+        ),
+        (
+            {"prompt": "a", "params": SamplingParams(bad_token_ids=(EOS,))},
+            "input.sampling.bad_token_ids",
+            r"must leave a token that ends the answer, got all of \[256\]",
+        ),
+        (
+            {
+                "prompt": "a",
+                "params": SamplingParams(bad_token_ids=(5, EOS, 4), stop_token_ids=(4, 5)),
+            },
+            "input.sampling.bad_token_ids",
+            r"got all of \[4, 5, 256\]",
+        ),
+        (
+            {
+                "prompt": "a",
+                "params": SamplingParams(
+                    constraint=Choice(("yes", " no")), bad_words=("yes", "no", "x")
+                ),
+            },
+            "input.sampling.bad_words",
+            "must leave an option of the choice, got all 2",
+        ),
+        (
+            {
+                "prompt": "a",
+                "params": SamplingParams(
+                    constraint=Choice(("abab", "five six")), max_tokens=1, bad_words=("ab",)
+                ),
+            },
+            "input.stopping.max_tokens",
+            "must be at least 2, what the shortest option of the choice takes, got 1",
+        ),
+        (
+            {
+                "prompt": "a",
+                "params": SamplingParams(constraint=Choice(("aa", "b")), bad_token_ids=(97, 98)),
+            },
+            "input.sampling",
+            "must leave an option of the choice, got none of 2",
+        ),
+        (
+            {
+                "prompt": "a",
+                "params": SamplingParams(
+                    constraint=Choice(("ab", "ba")), allowed_token_ids=(97, 99)
+                ),
+            },
+            "input.sampling",
+            "must leave an option of the choice, got none of 2",
         ),
         ({"prompt": "a", "request_id": "x" * 129}, "input.request_id", "at most 128"),
         ({"prompt": "a", "request_id": "a b"}, "input.request_id", "printable ASCII"),
@@ -82,6 +162,40 @@ def test_what_cannot_be_served_is_refused_with_field_and_limit(fields, field, sa
     assert error.value.field == field
 
 
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(bad_token_ids=(EOS,), stop_token_ids=(4,)),
+        SamplingParams(bad_token_ids=(EOS,), ignore_eos=True),
+        SamplingParams(bad_words=("yes",), constraint=Choice(("eyes",))),
+        SamplingParams(max_tokens=2, constraint=Choice(("five six", "x" * 9))),
+        SamplingParams(bad_token_ids=(97,), constraint=Choice(("ab",))),
+        SamplingParams(allowed_token_ids=(97, 98), constraint=Choice(("abc", "bab"))),
+        SamplingParams(max_tokens=1, constraint=Choice(("x" * 50_000,))),
+        SamplingParams(allowed_token_ids=(0, 264), logit_bias=((0, -1.0), (264, 1.0))),
+        SamplingParams(prompt_logprobs=64, logprobs=64, constraint_mass=True, n=128),
+    ],
+)
+def test_what_can_be_answered_is_accepted(params):
+    assert process(prompt="a", params=params).params is params
+
+
+def test_an_option_that_is_a_bad_word_is_no_option():
+    params = SamplingParams(bad_words=("no",), constraint=Choice(("yes", "no", " no", "not")))
+    assert process(prompt="a", params=params).params.constraint == Choice(("yes", "not"))
+
+
+def test_bad_words_and_ids_become_sequences_each_once():
+    params = SamplingParams(bad_words=("hi", " hi", "a"), bad_token_ids=(7, 97, 7))
+    assert process(prompt="x", params=params).bad_sequences == [
+        [7],
+        [97],
+        list(b"hi"),
+        list(b" hi"),
+        list(b" a"),
+    ]
+
+
 def test_a_text_far_beyond_the_context_is_refused_before_it_is_encoded(monkeypatch):
     monkeypatch.delattr(ToyTokenizer, "encode")
     with pytest.raises(InvalidRequest, match="at most 1024 characters, got 1025"):
@@ -89,6 +203,8 @@ def test_a_text_far_beyond_the_context_is_refused_before_it_is_encoded(monkeypat
 
 
 def test_num_chars_counts_what_there_is_to_encode():
-    assert num_chars("abc") == 3
-    assert num_chars([1, 2]) == 0
-    assert num_chars([ChatMessage("user", "hi")]) == 6
+    assert num_chars(GenerationInput(prompt="abc")) == 3
+    assert num_chars(GenerationInput(prompt=[1, 2])) == 0
+    assert num_chars(GenerationInput(prompt=[ChatMessage("user", "hi")])) == 6
+    words = SamplingParams(bad_words=("x" * 100,) * 256)
+    assert num_chars(GenerationInput(prompt="abc", params=words)) > 2 * 256 * 100

@@ -130,6 +130,53 @@ def test_a_bad_prompt_or_a_failed_request_does_not_lose_the_others():
         failed.raise_for_error()
 
 
+def test_one_answer_is_its_only_sample():
+    [result] = generate("ab")
+    assert result.others == []
+    assert result.samples == [result]
+
+
+def test_several_answers_are_the_samples_of_one_result():
+    params = [SamplingParams(n=3), SamplingParams()]
+    several, one = llm().generate(["ab", "c"], params, use_tqdm=False)
+    assert [(sample.index, sample.text) for sample in several.samples] == [
+        (index, "ab") for index in range(3)
+    ]
+    assert {sample.usage.completion_tokens for sample in several.samples} == {6}
+    assert all(sample.finish is not None for sample in several.samples)
+    assert (one.text, len(one.samples)) == ("c", 1)
+
+
+def test_a_stop_string_ends_one_of_several_answers():
+    def script(request: EngineRequest) -> list[EngineOutput]:
+        return [
+            EngineOutput(request.id, list(b"ab"), index=1),
+            EngineOutput(request.id, list(b"ac")),
+            EngineOutput(request.id, [], FinishReason.STOP),
+        ]
+
+    client = FakeStepClient(script)
+    [result] = llm(client).generate("x", SamplingParams(n=2, stop=("b",)), use_tqdm=False)
+    assert [sample.text for sample in result.samples] == ["ac", "a"]
+    assert client.received[-1] == Abort([], [("0", 1)])
+
+
+def test_a_failed_request_keeps_what_its_answers_had():
+    def script(request: EngineRequest) -> list[EngineOutput]:
+        error = to_wire(InternalError("not a number"))
+        return [
+            EngineOutput(request.id, [97], FinishReason.STOP, index=1),
+            EngineOutput(request.id, [], FinishReason.ERROR, error=error),
+        ]
+
+    params = SamplingParams(n=2)
+    [result] = llm(FakeStepClient(script)).generate("x", params, use_tqdm=False)
+    assert [sample.text for sample in result.samples] == ["", "a"]
+    assert all(isinstance(sample.error, InternalError) for sample in result.samples)
+    with pytest.raises(InternalError):
+        result.raise_for_error()
+
+
 def test_no_more_than_max_waiting_requests_are_in_the_engine():
     client = FakeStepClient()
     results = llm(client, max_waiting=3).generate(["ab"] * 10, use_tqdm=False)

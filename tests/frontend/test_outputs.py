@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import pytest
 from frontend_fakes import EOS, TOKEN_BYTES, WORD_IDS
 from hypothesis import given
@@ -11,14 +12,13 @@ from hypothesis import strategies as st
 
 from structgen.constraints import JsonObject
 from structgen.errors import ConstraintError, InternalError, to_wire
-from structgen.frontend.outputs import (
-    ConstraintStatus,
-    OutputProcessor,
-    RequestOutput,
-    Usage,
-    merge,
-)
+from structgen.frontend.answer import ConstraintStatus
+from structgen.frontend.logprobs import PositionLogprobs, TokenLogprob
+from structgen.frontend.outputs import OutputProcessor, RequestOutput, merge, merge_answers
+from structgen.frontend.usage import Usage
+from structgen.logprobs import TokenLogprobs
 from structgen.messages import (
+    Abort,
     ConstraintInfo,
     EngineOutput,
     EngineRequest,
@@ -54,13 +54,24 @@ def answer(params: SamplingParams, outputs: list[EngineOutput]) -> RequestOutput
     return merge(run(params, outputs)[0])
 
 
-def group(ids: list[int], sizes: list[int]) -> list[EngineOutput]:
+def group(ids: list[int], sizes: list[int], index: int = 0) -> list[EngineOutput]:
     """Cut ids into outputs of the given sizes, the finish in the last one."""
     outputs, at = [], 0
     for size in sizes:
-        outputs.append(EngineOutput("e", ids[at : at + size]))
+        outputs.append(say(ids[at : at + size], index))
         at += size
-    return [*outputs, EngineOutput("e", ids[at:], FinishReason.MAX_TOKENS)]
+    return [*outputs, say(ids[at:], index, FinishReason.MAX_TOKENS)]
+
+
+def say(ids: list[int], index: int = 0, finish: FinishReason | None = None) -> EngineOutput:
+    """Tokens of one sample, each with a log probability of its own."""
+    logprobs = [TokenLogprobs(id, -id / 8, [(id, -id / 8), (97, -9.0)]) for id in ids]
+    return EngineOutput("e", ids, finish, index=index, logprobs=logprobs)
+
+
+def content(answer: RequestOutput) -> tuple[object, ...]:
+    """What must not depend on how the engine worked."""
+    return answer.text, answer.token_ids, answer.logprobs, answer.finish
 
 
 token_ids = st.lists(
@@ -82,9 +93,8 @@ def test_the_answer_does_not_depend_on_how_tokens_are_grouped(ids, stops, includ
     params = SamplingParams(stop=tuple(stops), include_stop=include, min_tokens=low)
     one_by_one = answer(params, group(ids, [1] * len(ids)))
     grouped = answer(params, group(ids, sizes))
-    assert grouped.text == one_by_one.text
-    assert grouped.token_ids == one_by_one.token_ids
-    assert grouped.finish == one_by_one.finish
+    assert content(grouped) == content(one_by_one)
+    assert [position.token.token_id for position in grouped.logprobs] == grouped.token_ids
     assert grouped.usage is not None
     assert grouped.usage.completion_tokens == len(grouped.token_ids)
 
@@ -99,11 +109,12 @@ def test_pieces_join_to_the_answer_and_exactly_one_is_the_last(ids, stops, sizes
         assert (whole.text, whole.token_ids) == (text, ids)
 
 
-def test_a_stop_in_the_middle_of_a_step_ends_text_ids_and_usage_there():
-    ids = [WORD_IDS[b"ab"], WORD_IDS[b"five"], WORD_IDS[b" six"]]
-    pieces, aborts = run(SamplingParams(stop=("five",)), [EngineOutput("e", ids)])
+def test_a_stop_in_the_middle_of_a_step_ends_text_ids_logprobs_and_usage_there():
+    ids = [WORD_IDS[b"ab"], WORD_IDS[b"five"], WORD_IDS[b" six"], WORD_IDS[b"ab"]]
+    pieces, aborts = run(SamplingParams(stop=("five",)), [say(ids)])
     assert aborts == ["e"]
     assert (pieces[0].text, pieces[0].token_ids) == ("ab", ids[:2])
+    assert [position.token.text for position in pieces[0].logprobs] == ["ab", "five"]
     assert pieces[0].finish is not None
     assert pieces[0].finish.reason is FinishReason.STOP_STRING
     assert pieces[0].finish.stop_string == "five"
@@ -168,6 +179,19 @@ def test_an_error_ends_its_request_alone_with_the_exception_it_was():
     assert failure.field == error.field
     assert [piece.request_id for piece in batch.outputs] == ["s"]
     assert (len(outputs), batch.abort_ids) == (1, [])
+
+
+@pytest.mark.parametrize("id", [-1, len(TOKEN_BYTES), len(TOKEN_BYTES) + 3])
+def test_an_id_that_is_no_token_fails_its_request_alone(id):
+    """From a corrupt step, or from the rows that a model has beyond its tokenizer."""
+    outputs = processor()
+    outputs.add(EngineRequest("f", [1], SamplingParams(), arrival=100.0), "s")
+    batch = outputs.process([EngineOutput("e", [97, id]), EngineOutput("f", [97])])
+    [(request_id, failure)] = batch.failures
+    assert request_id == "r"
+    assert isinstance(failure, InternalError)
+    assert [piece.text for piece in batch.outputs] == ["a"]
+    assert batch.abort == Abort(["e"])
 
 
 def test_an_error_without_a_reason_is_ours():
@@ -259,3 +283,130 @@ def test_merge_keeps_the_last_report_of_the_pieces():
         RequestOutput(request_id="r", text="b", token_ids=[2]),
     ]
     assert merge(pieces) == RequestOutput(request_id="r", text="ab", token_ids=[1, 2], usage=usage)
+
+
+# ---- several answers
+
+
+samples = st.lists(token_ids, min_size=2, max_size=4)
+schedules = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), max_size=20)
+
+
+def interleave(samples: list[list[int]], schedule: list[tuple[int, int]]) -> list[EngineOutput]:
+    """Cut each sample's ids as the schedule says, in its order."""
+    of_sample = [
+        group(ids, [size for sample, size in schedule if sample == index], index)
+        for index, ids in enumerate(samples)
+    ]
+    turns = [sample for sample, _ in schedule if sample < len(samples)]
+    scheduled = [of_sample[sample].pop(0) for sample in turns]
+    return [*scheduled, *itertools.chain.from_iterable(of_sample)]
+
+
+@given(samples, stops, schedules)
+def test_each_answer_is_what_it_would_be_alone(samples, stops, schedule):
+    params = SamplingParams(n=len(samples), stop=tuple(stops))
+    pieces, _ = run(params, interleave(samples, schedule))
+    answers = merge_answers(pieces)
+    alone = [answer(SamplingParams(stop=tuple(stops)), group(ids, [])) for ids in samples]
+    assert [content(whole) for whole in answers] == [content(whole) for whole in alone]
+    assert [whole.index for whole in answers] == list(range(len(samples)))
+    usage = Usage(3, 0, sum(len(whole.token_ids) for whole in answers), 0)
+    for whole in answers:
+        assert whole.usage is not None
+        assert msgspec.structs.replace(whole.usage, forwards=0) == usage
+
+
+@given(samples, stops, schedules)
+def test_each_answer_has_one_last_piece_and_nothing_after_it(samples, stops, schedule):
+    params = SamplingParams(n=len(samples), stop=tuple(stops))
+    outputs = interleave(samples, schedule)
+    pieces, _ = run(params, [*outputs, *outputs])
+    for index in range(len(samples)):
+        own = [piece.finish is not None for piece in pieces if piece.index == index]
+        assert own == [False] * (len(own) - 1) + [True]
+
+
+def test_a_stop_string_ends_its_answer_and_the_others_go_on():
+    outputs = processor(SamplingParams(n=3, stop=("b",)))
+    first = outputs.process([say(list(b"ab"), 1), say(list(b"aa"), 0), say(list(b"a"), 2)])
+    assert [(piece.index, piece.finish is not None) for piece in first.outputs] == [
+        (1, True),
+        (0, False),
+        (2, False),
+    ]
+    assert first.abort == Abort([], [("e", 1)])
+    assert outputs.process([say(list(b"a"), 1)]).outputs == []
+    assert outputs.process([say([], 0, FinishReason.MAX_TOKENS)]).abort is None
+    assert len(outputs) == 1
+    last = outputs.process([say(list(b"b"), 2)])
+    assert last.abort == Abort(["e"])
+    assert len(outputs) == 0
+
+
+def test_an_error_ends_the_request_with_all_its_answers():
+    outputs = processor(SamplingParams(n=2))
+    outputs.process([say([97], 0), say([], 1, FinishReason.MAX_TOKENS)])
+    error = to_wire(InternalError("not a number"))
+    failing = EngineOutput("e", [], FinishReason.ERROR, error=error, index=1)
+    batch = outputs.process([failing, say([97], 0)])
+    assert [(id, str(failure)) for id, failure in batch.failures] == [("r", "not a number")]
+    assert (batch.outputs, batch.abort, len(outputs)) == ([], None, 0)
+
+
+def test_usage_and_timings_are_those_of_the_request():
+    """The prompt counts once; what the answers took is added up."""
+
+    def stats(cached: int, forwards: int, decode_s: float) -> RequestStats:
+        return RequestStats(9, cached, forwards, queue_s=0.5, prefill_s=1.5, decode_s=decode_s)
+
+    outputs = [
+        EngineOutput("e", [97], stats=stats(4, 1, 0.0)),
+        EngineOutput("e", [97], stats=stats(8, 1, 0.0), index=1),
+        EngineOutput("e", [97, 98], FinishReason.STOP, stats=stats(8, 3, 7.0), index=1),
+        EngineOutput("e", [98], FinishReason.STOP, stats=stats(4, 2, 5.0)),
+    ]
+    pieces, _ = run(SamplingParams(n=2), outputs)
+    assert [piece.usage for piece in pieces] == [
+        Usage(9, 4, 1, 1),
+        Usage(9, 4, 2, 2),
+        Usage(9, 4, 4, 4),
+        Usage(9, 4, 5, 5),
+    ]
+    timings = pieces[-1].timings
+    assert timings is not None
+    assert (timings.queue, timings.prefill, timings.decode) == (0.5, 1.5, 7.0)
+    assert timings.time_to_first_token == 1.0
+    assert {whole.usage for whole in merge_answers(pieces)} == {Usage(9, 4, 5, 5)}
+
+
+# ---- log probabilities
+
+
+def test_log_probabilities_have_the_text_and_the_bytes_of_each_token():
+    half = WORD_IDS["é".encode()[:1]]
+    position = TokenLogprobs(WORD_IDS[b" six"], -0.5, [(half, -0.25), (EOS, -2.0)], 0.75)
+    pieces, _ = run(SamplingParams(), [EngineOutput("e", [97], logprobs=[position])])
+    assert pieces[0].logprobs == [
+        PositionLogprobs(
+            TokenLogprob(WORD_IDS[b" six"], " six", b" six", -0.5),
+            [TokenLogprob(half, "�", b"\xc3", -0.25), TokenLogprob(EOS, "", b"", -2.0)],
+            0.75,
+        )
+    ]
+
+
+def test_a_row_of_the_model_that_is_no_token_may_be_likely_and_has_no_text():
+    position = TokenLogprobs(97, -0.5, [(len(TOKEN_BYTES) + 3, -0.25)])
+    pieces, _ = run(SamplingParams(), [EngineOutput("e", [97], logprobs=[position])])
+    [likely] = pieces[0].logprobs[0].top
+    assert (likely.text, likely.token_bytes) == ("", b"")
+
+
+def test_log_probabilities_of_the_prompt_come_once_and_begin_with_nothing():
+    prompt = [None, TokenLogprobs(2, -1.0, []), TokenLogprobs(3, -2.0, [(97, -0.5)])]
+    outputs = [EngineOutput("e", [97], prompt_logprobs=prompt), EngineOutput("e", [98]), END]
+    whole = answer(SamplingParams(), outputs)
+    assert whole.prompt_logprobs[0] is None
+    assert [p.token.token_id for p in whole.prompt_logprobs if p is not None] == [2, 3]
+    assert whole.logprobs == []

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import grpc
 import pytest
+from frontend_fakes import FakeEngineClient, ToyTokenizer
 from google.rpc.error_details_pb2 import BadRequest, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
@@ -20,8 +21,9 @@ from grpc_reflection.v1alpha.reflection_pb2 import (
 )
 from scripted_llm import ScriptedLLM, connected, serving
 
-from structgen.config import ServerConfig
+from structgen.config import EngineConfig, ServerConfig
 from structgen.errors import ConfigError
+from structgen.frontend.async_llm import AsyncLLM
 from structgen.frontend.grpc import reflection
 from structgen.frontend.grpc._pb.constraint_pb2 import BACKEND_XGRAMMAR, Constraint
 from structgen.frontend.grpc._pb.generation_pb2 import (
@@ -132,6 +134,64 @@ def test_token_ids_come_if_asked_for() -> None:
             parts = [e async for e in stub.StreamGenerate(streamed("hi", response=asked))]
         assert list(whole.completions[0].token_ids) == [7, 9, 8]
         assert [i for event in parts for i in event.delta.token_ids] == [7, 9, 8]
+
+    run(test)
+
+
+def test_all_answers_come_in_one_response_by_index() -> None:
+    async def test() -> None:
+        async with connected(ScriptedLLM()) as channel:
+            response = await GenerationServiceStub(channel).Generate(
+                text("hi", sampling=SamplingParams(n=3))
+            )
+        assert [(c.index, c.text) for c in response.completions] == [
+            (index, "Hello") for index in range(3)
+        ]
+        assert all(c.finish_reason == FINISH_REASON_STOP for c in response.completions)
+
+    run(test)
+
+
+def test_a_stream_of_answers_starts_once_and_finishes_each() -> None:
+    async def test() -> None:
+        async with connected(ScriptedLLM()) as channel:
+            call = GenerationServiceStub(channel).StreamGenerate(
+                streamed("hi", sampling=SamplingParams(n=2))
+            )
+            events = [event async for event in call]
+        kinds = [event.WhichOneof("event") for event in events]
+        assert kinds == ["started", *["delta"] * 3, "finished", "delta", "finished"]
+        for index in range(2):
+            deltas = [e.delta for e in events if e.HasField("delta") and e.delta.index == index]
+            assert "".join(delta.text for delta in deltas) == "Hello"
+        finished = [e.finished.completion.index for e in events if e.HasField("finished")]
+        assert finished == [0, 1]
+
+    run(test)
+
+
+def test_log_probabilities_come_with_text_and_bytes() -> None:
+    def check(positions: Any) -> None:
+        assert [position.token.token_id for position in positions] == [7, 9, 8]
+        assert [position.HasField("constraint_mass") for position in positions] == [True, 0, 0]
+        own, likely = positions[0].top
+        assert (own.text, own.token_bytes) == ("\x07", b"\x07")
+        assert (likely.token_id, likely.text, likely.token_bytes) == (255, "�", b"\xc3")
+
+    def check_prompt(positions: Any) -> None:
+        assert [position.HasField("token") for position in positions] == [False, True]
+        assert positions[1].token.token_id == 5
+
+    async def test() -> None:
+        async with connected(ScriptedLLM()) as channel:
+            stub = GenerationServiceStub(channel)
+            whole = await stub.Generate(text("scored"))
+            parts = [event async for event in stub.StreamGenerate(streamed("scored"))]
+        check(whole.completions[0].logprobs)
+        check([position for event in parts for position in event.delta.logprobs])
+        check_prompt(whole.prompt_logprobs)
+        check_prompt(parts[0].started.prompt_logprobs)
+        assert not parts[-1].finished.completion.logprobs
 
     run(test)
 
@@ -261,6 +321,64 @@ def test_a_live_request_id_is_refused() -> None:
             await first
             await stub.Generate(text("hi", request_id="me"))
         assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
+
+    run(test)
+
+
+def numbers(descriptor: Any, path: str = "") -> Iterator[str]:
+    for field in descriptor.fields:
+        if field.message_type is None or field.is_repeated:
+            yield path + field.name
+        else:
+            yield from numbers(field.message_type, f"{path}{field.name}.")
+
+
+def put(target: Any, path: str, value: int) -> bool:
+    """Set a number, or add it to a list of them; False if the field holds no such thing."""
+    *parents, name = path.split(".")
+    for parent in parents:
+        target = getattr(target, parent)
+    try:
+        if name == "logit_bias":
+            target.logit_bias[value] = 1.0
+        elif target.DESCRIPTOR.fields_by_name[name].is_repeated:
+            getattr(target, name).append(value)
+        else:
+            setattr(target, name, value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def extreme_inputs() -> Iterator[GenerationInput]:
+    for path in numbers(GenerationInput.DESCRIPTOR):
+        for value in (-1, 0, 2**31, 2**63 - 1):
+            given = GenerationInput()
+            if not path.startswith(("token_ids", "chat")):
+                given.text = "hi"
+            if put(given, path, value):
+                yield given
+
+
+def test_no_number_whatever_its_field_is_our_bug() -> None:
+    """With the checks that need the model and its tokenizer, over the wire."""
+    allowed = {
+        grpc.StatusCode.OK,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.UNIMPLEMENTED,
+    }
+
+    async def test() -> None:
+        llm = AsyncLLM(
+            EngineConfig(), FakeEngineClient(), load_tokenizer=lambda folder: ToyTokenizer()
+        )
+        inputs = list(extreme_inputs())
+        async with llm, connected(llm) as channel:
+            stub = GenerationServiceStub(channel)
+            for given in inputs:
+                call = stub.Generate(GenerateRequest(input=given))
+                assert await call.code() in allowed, f"{given}: {await call.details()}"
+        assert len(inputs) > 60
 
     run(test)
 

@@ -7,7 +7,7 @@ here, by path; nothing that a client sets is ignored.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, assert_never
 
 from google.protobuf.duration_pb2 import Duration
@@ -54,17 +54,31 @@ NOT_OFFERED: Mapping[str, Container[Any]] = {
         constraint_pb2.JUMP_FORWARD_UNSPECIFIED,
         constraint_pb2.JUMP_FORWARD_OFF,
     ),
-    "sampling.n": (1,),
-    "sampling.repetition_penalty": (1.0,),
-    "sampling.frequency_penalty": (0.0,),
-    "sampling.presence_penalty": (0.0,),
-    "sampling.logit_bias": (),
-    "sampling.allowed_token_ids": (),
-    "sampling.bad_words": (),
-    "sampling.bad_token_ids": (),
-    "response.logprobs": (),
-    "response.prompt_logprobs": (),
-    "response.constraint_mass": (False,),
+}
+
+# What SamplingParams and the wire call alike, by the message that holds it.  Presence decides.
+SCALARS: Mapping[str, Sequence[str]] = {
+    "sampling": (
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "seed",
+        "n",
+        "repetition_penalty",
+        "frequency_penalty",
+        "presence_penalty",
+    ),
+    "stopping": ("max_tokens", "min_tokens"),
+    "response": ("logprobs", "prompt_logprobs"),
+}
+FLAGS: Mapping[str, Sequence[str]] = {
+    "stopping": ("include_stop", "ignore_eos"),
+    "response": ("constraint_mass",),
+}
+LISTS: Mapping[str, Sequence[str]] = {
+    "sampling": ("allowed_token_ids", "bad_words", "bad_token_ids"),
+    "stopping": ("stop", "stop_token_ids"),
 }
 
 _WHITESPACES = {
@@ -141,21 +155,29 @@ def _prompt(message: generation_pb2.GenerationInput) -> str | list[int] | list[C
 
 
 def _params(message: generation_pb2.GenerationInput) -> SamplingParams:
-    stopping = message.stopping
+    values: dict[str, Any] = {}
+    for holder, name in _fields(SCALARS, message):
+        if holder.HasField(name):
+            values[name] = getattr(holder, name)
+    for holder, name in _fields(FLAGS, message):
+        values[name] = getattr(holder, name)
+    for holder, name in _fields(LISTS, message):
+        values[name] = tuple(getattr(holder, name))
     return SamplingParams(
-        **_given(message.sampling, ("temperature", "top_k", "top_p", "min_p", "seed")),
-        **_given(stopping, ("max_tokens", "min_tokens")),
-        stop=tuple(stopping.stop),
-        stop_token_ids=tuple(stopping.stop_token_ids),
-        include_stop=stopping.include_stop,
-        ignore_eos=stopping.ignore_eos,
+        **values,
+        logit_bias=tuple(sorted(message.sampling.logit_bias.items())),
         time_limit_s=_seconds(message.time_limit) if message.HasField("time_limit") else None,
         constraint=_constraint(message.constraint) if message.HasField("constraint") else None,
     )
 
 
-def _given(message: Message, names: Sequence[str]) -> dict[str, Any]:
-    return {name: getattr(message, name) for name in names if message.HasField(name)}
+def _fields(
+    table: Mapping[str, Sequence[str]], message: generation_pb2.GenerationInput
+) -> Iterator[tuple[Any, str]]:
+    """Yield each field of a table: the message that holds it, and its name."""
+    for path, names in table.items():
+        for name in names:
+            yield getattr(message, path), name
 
 
 def _seconds(duration: Duration) -> float:
@@ -249,16 +271,14 @@ def _put_prompt(
 
 def _put_params(params: SamplingParams, message: generation_pb2.GenerationInput) -> None:
     defaults = SamplingParams()
-    for target, names in (
-        (message.sampling, ("temperature", "top_k", "top_p", "min_p", "seed")),
-        (message.stopping, ("max_tokens", "min_tokens", "include_stop", "ignore_eos")),
-    ):
-        for name in names:
+    for table in (SCALARS, FLAGS):
+        for holder, name in _fields(table, message):
             value = getattr(params, name)
             if value != getattr(defaults, name):
-                setattr(target, name, value)
-    message.stopping.stop.extend(params.stop)
-    message.stopping.stop_token_ids.extend(params.stop_token_ids)
+                setattr(holder, name, value)
+    for holder, name in _fields(LISTS, message):
+        getattr(holder, name).extend(getattr(params, name))
+    message.sampling.logit_bias.update(dict(params.logit_bias))
     if params.time_limit_s is not None:
         message.time_limit.FromNanoseconds(round(params.time_limit_s * 1e9))
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from google.protobuf.duration_pb2 import Duration
 
+from structgen.frontend.answer import ConstraintStatus, Finish
 from structgen.frontend.grpc._pb import (
     constraint_pb2,
     generation_pb2,
     generation_service_pb2,
     model_service_pb2,
 )
-from structgen.frontend.outputs import ConstraintStatus, Finish, RequestOutput, Timings, Usage
+from structgen.frontend.logprobs import PositionLogprobs, TokenLogprob
+from structgen.frontend.outputs import RequestOutput
+from structgen.frontend.usage import Timings, Usage
 from structgen.messages import ConstraintInfo, FinishReason, ModelInfo
 
 _REASONS: dict[FinishReason, generation_pb2.FinishReason.ValueType] = {
@@ -32,19 +37,17 @@ _BACKENDS_BACK = {number: name for name, number in _BACKENDS.items()}
 
 
 def to_response(
-    output: RequestOutput, options: generation_pb2.ResponseOptions
+    answers: Sequence[RequestOutput], options: generation_pb2.ResponseOptions
 ) -> generation_service_pb2.GenerateResponse:
-    """Build the answer of a whole, finished request."""
-    completion = _completion(output)
-    completion.text = output.text
-    if options.token_ids:
-        completion.token_ids.extend(output.token_ids)
+    """Build the answer to a finished request: its whole answers, by index."""
+    first = answers[0]
     return generation_service_pb2.GenerateResponse(
-        request_id=output.request_id,
-        completions=[completion],
-        usage=_usage(output.usage),
-        timings=_timings(output.timings),
-        constraint=_constraint(output.constraint),
+        request_id=first.request_id,
+        completions=[_whole_completion(answer, options) for answer in answers],
+        usage=_usage(first.usage),
+        timings=_timings(first.timings),
+        constraint=_constraint(first.constraint),
+        prompt_logprobs=_all_logprobs(first.prompt_logprobs),
     )
 
 
@@ -54,6 +57,7 @@ def to_started(output: RequestOutput) -> generation_service_pb2.StreamGenerateRe
             request_id=output.request_id,
             usage=_usage(output.usage),
             constraint=_constraint(output.constraint),
+            prompt_logprobs=_all_logprobs(output.prompt_logprobs),
         )
     )
 
@@ -61,11 +65,16 @@ def to_started(output: RequestOutput) -> generation_service_pb2.StreamGenerateRe
 def to_delta(
     output: RequestOutput, options: generation_pb2.ResponseOptions
 ) -> generation_service_pb2.StreamGenerateResponse | None:
-    """Build the event for new text or ids; None if there is nothing to tell."""
+    """Build the event for new text or tokens; None if there is nothing to tell."""
     token_ids = output.token_ids if options.token_ids else ()
-    if not output.text and not token_ids:
+    if not output.text and not token_ids and not output.logprobs:
         return None
-    delta = generation_service_pb2.Delta(index=output.index, text=output.text, token_ids=token_ids)
+    delta = generation_service_pb2.Delta(
+        index=output.index,
+        text=output.text,
+        token_ids=token_ids,
+        logprobs=_all_logprobs(output.logprobs),
+    )
     return generation_service_pb2.StreamGenerateResponse(delta=delta)
 
 
@@ -97,8 +106,19 @@ def to_model_info(model: ModelInfo) -> model_service_pb2.GetModelInfoResponse:
     )
 
 
+def _whole_completion(
+    answer: RequestOutput, options: generation_pb2.ResponseOptions
+) -> generation_pb2.Completion:
+    completion = _completion(answer)
+    completion.text = answer.text
+    completion.logprobs.extend(_all_logprobs(answer.logprobs))
+    if options.token_ids:
+        completion.token_ids.extend(answer.token_ids)
+    return completion
+
+
 def _completion(output: RequestOutput) -> generation_pb2.Completion:
-    """Build what is known of an answer when it ends, without its text."""
+    """Build what is known of an answer when it ends, without its text and tokens."""
     finish = output.finish
     assert finish is not None, f"{output.request_id} has not finished"
     completion = generation_pb2.Completion(
@@ -112,6 +132,31 @@ def _completion(output: RequestOutput) -> generation_pb2.Completion:
     elif finish.stop_string is not None:
         completion.stop_string = finish.stop_string
     return completion
+
+
+def _all_logprobs(
+    positions: Iterable[PositionLogprobs | None],
+) -> list[generation_pb2.TokenLogprobs]:
+    return [_logprobs(position) for position in positions]
+
+
+def _logprobs(position: PositionLogprobs | None) -> generation_pb2.TokenLogprobs:
+    if position is None:
+        return generation_pb2.TokenLogprobs()
+    return generation_pb2.TokenLogprobs(
+        token=_logprob(position.token),
+        top=[_logprob(token) for token in position.top],
+        constraint_mass=position.constraint_mass,
+    )
+
+
+def _logprob(token: TokenLogprob) -> generation_pb2.Logprob:
+    return generation_pb2.Logprob(
+        token_id=token.token_id,
+        logprob=token.logprob,
+        text=token.text,
+        token_bytes=token.token_bytes,
+    )
 
 
 def _usage(usage: Usage | None) -> generation_pb2.Usage | None:
@@ -157,21 +202,29 @@ def _duration(seconds: float) -> Duration:
 # ---- wire -> front end
 
 
-def from_response(response: generation_service_pb2.GenerateResponse) -> RequestOutput:
-    """Restore a finished request's output, its only answer."""
-    completion = response.completions[0]
-    return RequestOutput(
-        request_id=response.request_id,
-        index=completion.index,
-        text=completion.text,
-        token_ids=list(completion.token_ids),
-        finish=_finish_back(completion),
-        usage=_usage_back(response.usage),
-        timings=_timings_back(response.timings),
-        constraint=_constraint_back(response.constraint)
-        if response.HasField("constraint")
-        else None,
-    )
+def from_response(response: generation_service_pb2.GenerateResponse) -> list[RequestOutput]:
+    """Restore a finished request's answers, by index.
+
+    What belongs to the request is in each of them, except prompt_logprobs, which the first has.
+    """
+    constrained = response.HasField("constraint")
+    return [
+        RequestOutput(
+            request_id=response.request_id,
+            index=completion.index,
+            text=completion.text,
+            token_ids=list(completion.token_ids),
+            logprobs=[_logprobs_back(position) for position in completion.logprobs],
+            prompt_logprobs=_prompt_logprobs_back(response.prompt_logprobs)
+            if completion.index == 0
+            else [],
+            finish=_finish_back(completion),
+            usage=_usage_back(response.usage),
+            timings=_timings_back(response.timings),
+            constraint=_constraint_back(response.constraint) if constrained else None,
+        )
+        for completion in response.completions
+    ]
 
 
 def from_event(event: generation_service_pb2.StreamGenerateResponse) -> RequestOutput:
@@ -180,10 +233,7 @@ def from_event(event: generation_service_pb2.StreamGenerateResponse) -> RequestO
         case "started":
             return _started_back(event.started)
         case "delta":
-            delta = event.delta
-            return RequestOutput(
-                request_id="", index=delta.index, text=delta.text, token_ids=list(delta.token_ids)
-            )
+            return _delta_back(event.delta)
         case _:
             return _finished_back(event.finished)
 
@@ -193,8 +243,19 @@ def _started_back(started: generation_service_pb2.Started) -> RequestOutput:
         request_id=started.request_id,
         text="",
         token_ids=[],
+        prompt_logprobs=_prompt_logprobs_back(started.prompt_logprobs),
         usage=_usage_back(started.usage),
         constraint=_constraint_back(started.constraint) if started.HasField("constraint") else None,
+    )
+
+
+def _delta_back(delta: generation_service_pb2.Delta) -> RequestOutput:
+    return RequestOutput(
+        request_id="",
+        index=delta.index,
+        text=delta.text,
+        token_ids=list(delta.token_ids),
+        logprobs=[_logprobs_back(position) for position in delta.logprobs],
     )
 
 
@@ -219,6 +280,24 @@ def _finish_back(completion: generation_pb2.Completion) -> Finish:
         stop_string=completion.stop_string if matched == "stop_string" else None,
         detail=completion.detail,
     )
+
+
+def _prompt_logprobs_back(
+    positions: Iterable[generation_pb2.TokenLogprobs],
+) -> list[PositionLogprobs | None]:
+    return [
+        _logprobs_back(position) if position.HasField("token") else None for position in positions
+    ]
+
+
+def _logprobs_back(position: generation_pb2.TokenLogprobs) -> PositionLogprobs:
+    mass = position.constraint_mass if position.HasField("constraint_mass") else None
+    top = [_logprob_back(token) for token in position.top]
+    return PositionLogprobs(_logprob_back(position.token), top, mass)
+
+
+def _logprob_back(token: generation_pb2.Logprob) -> TokenLogprob:
+    return TokenLogprob(token.token_id, token.text, token.token_bytes, token.logprob)
 
 
 def _usage_back(usage: generation_pb2.Usage) -> Usage:

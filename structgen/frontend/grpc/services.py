@@ -33,7 +33,7 @@ from structgen.frontend.grpc._pb import (
     model_service_pb2,
     model_service_pb2_grpc,
 )
-from structgen.frontend.outputs import RequestOutput, merge
+from structgen.frontend.outputs import RequestOutput, merge_answers
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]  # not generic at run time
@@ -91,7 +91,7 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
     ) -> generation_service_pb2.GenerateResponse:
         async with self._outputs(message) as outputs:
             pieces = [output async for output in outputs]
-        return results.to_response(merge(pieces), message.response)
+        return results.to_response(merge_answers(pieces), message.response)
 
     async def _answer_item(
         self, index: int, message: generation_pb2.GenerationInput

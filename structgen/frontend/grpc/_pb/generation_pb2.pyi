@@ -332,8 +332,8 @@ class SamplingParams(_message.Message):
 
     @_builtins.property
     def bad_words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Texts that must not be answered, neither as they are nor after a space. Of one that takes
-        several tokens, the last is banned where the others were answered.
+        """Texts that must not be answered, neither as they are nor after a space, in the tokenizer's
+        spelling: of one that takes several tokens, the last is banned where the others were answered.
         """
 
     @_builtins.property

@@ -1,0 +1,122 @@
+"""The text of one answer: from the tokens of one sample to where and how it ends.
+
+Stop strings are the front end's: the engine knows no text.  They are looked for token by token, so
+that the answer does not depend on how tokens were grouped into steps, and only in the text after
+the first `min_tokens` tokens.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from structgen.frontend.detokenizer import Detokenizer
+from structgen.frontend.stops import StopScanner
+from structgen.messages import EngineOutput, FinishReason
+from structgen.params import MAX_STOP_CHARS, SamplingParams
+
+
+class ConstraintStatus(StrEnum):
+    NOT_CONSTRAINED = "not_constrained"
+    COMPLETE = "complete"  # the text obeys the constraint as it stands
+    INCOMPLETE = "incomplete"  # it is a beginning of such a text
+    VIOLATED = "violated"
+
+
+class Finish(msgspec.Struct, frozen=True, kw_only=True):
+    """How an answer ended.
+
+    stop_id, stop_string: what ended it; neither is part of the answer (unless `include_stop`).
+    detail: which masks left nothing, when the reason is DEAD_END.
+    """
+
+    reason: FinishReason
+    constraint_status: ConstraintStatus
+    stop_id: int | None = None
+    stop_string: str | None = None
+    detail: str = ""
+
+
+class Piece(NamedTuple):
+    """What an engine output adds to an answer.
+
+    text: what is certain now.  token_ids: the first of the output's ids, all but those behind the
+    one that completed a stop string.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish: Finish | None
+
+
+class Answer:
+    """The answer of one sample as far as it has come."""
+
+    __slots__ = ("_complete_at", "_detokenizer", "_num_ids", "_params", "_scanner")
+
+    def __init__(self, params: SamplingParams, token_bytes: Sequence[bytes]) -> None:
+        self._params = params
+        self._detokenizer = Detokenizer(token_bytes)
+        self._scanner = StopScanner(params.stop, params.include_stop) if params.stop else None
+        self._num_ids = 0
+        # Lengths at which the text obeyed the constraint: a stop may cut it back to one of them.
+        self._complete_at: deque[int] = deque(maxlen=MAX_STOP_CHARS + 1)
+
+    def read(self, output: EngineOutput) -> Piece:
+        """Add the tokens of `output`, up to the one that completes a stop string."""
+        text, ids = self._push(output.new_ids)
+        finish = self._finish(output, whole=len(ids) == len(output.new_ids))
+        if finish is not None and finish.stop_string is None:
+            text += self._flush()
+        return Piece(text, ids, finish)
+
+    def _push(self, new_ids: list[int]) -> tuple[str, list[int]]:
+        """Return the text that is certain now, and the ids that count."""
+        if self._scanner is None:
+            return self._detokenizer.push(new_ids), new_ids
+        pieces: list[str] = []
+        for count, id in enumerate(new_ids, 1):
+            pieces.append(self._scan(self._scanner, self._detokenizer.push((id,))))
+            if self._scanner.matched is not None:
+                return "".join(pieces), new_ids[:count]
+        return "".join(pieces), new_ids
+
+    def _scan(self, scanner: StopScanner, piece: str) -> str:
+        self._num_ids += 1
+        if self._num_ids <= self._params.min_tokens:
+            return scanner.skip(piece)
+        return scanner.push(piece)
+
+    def _flush(self) -> str:
+        held = self._scanner.flush() if self._scanner is not None else ""
+        return held + self._detokenizer.flush()
+
+    def _finish(self, output: EngineOutput, *, whole: bool) -> Finish | None:
+        """whole: all of the output's ids count, so `accepting` speaks of the text seen."""
+        scanner = self._scanner
+        if scanner is not None and output.accepting and whole:
+            self._complete_at.append(scanner.seen)
+        if scanner is not None and scanner.matched is not None:
+            return Finish(
+                reason=FinishReason.STOP_STRING,
+                constraint_status=self._status(scanner.released in self._complete_at),
+                stop_string=scanner.matched,
+            )
+        if output.finish is None:
+            return None
+        ended = output.finish in (FinishReason.STOP, FinishReason.CONSTRAINT_COMPLETE)
+        return Finish(
+            reason=output.finish,
+            constraint_status=self._status(ended or output.accepting),
+            stop_id=output.stop_id,
+            detail=output.detail,
+        )
+
+    def _status(self, complete: bool) -> ConstraintStatus:
+        if self._params.constraint is None:
+            return ConstraintStatus.NOT_CONSTRAINED
+        return ConstraintStatus.COMPLETE if complete else ConstraintStatus.INCOMPLETE
