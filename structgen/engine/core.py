@@ -124,10 +124,9 @@ class EngineCore:
         result = self._executor.sample_tokens(mask)
         # Before anything is committed: a request aborted during the forward gets no more tokens.
         self._drain_inbox()
-        for casualty in casualties:
-            self._bury(casualty)
+        lost = {casualty.request_id: casualty for casualty in casualties}
         for row, output in zip(plan.rows, result.rows, strict=True):
-            self._commit(row, output)
+            self._commit(row, output, lost.get(row.id))
         self.last_step = StepTimes(
             len(sampled),
             result.forward_s,
@@ -139,14 +138,16 @@ class EngineCore:
         if self._config.check:
             self.check()
 
-    def _commit(self, row: PlanRow, output: RowOutput) -> None:
+    def _commit(self, row: PlanRow, output: RowOutput, casualty: Casualty | None) -> None:
         request = self.scheduler.get(row.id)
         if request is None:  # aborted or ended meanwhile; its blocks are released
             return
         self.scheduler.paid(request, row)
         if output.prompt_logprobs:
             _keep_prompt_logprobs(request, row.start, output.prompt_logprobs)
-        if output.error:
+        if casualty is not None:
+            self._bury(request, casualty)
+        elif output.error:
             self._fail(request, InternalError(output.error))
         elif output.token_ids:
             self._append(request, output)
@@ -299,10 +300,7 @@ class EngineCore:
                     request.finish = FinishReason.TIME_LIMIT
                     self._report(request, [], [])
 
-    def _bury(self, casualty: Casualty) -> None:
-        request = self.scheduler.get(casualty.request_id)
-        if request is None:
-            return
+    def _bury(self, request: Request, casualty: Casualty) -> None:
         if casualty.error is not None:
             self._fail(request, casualty.error)
             return

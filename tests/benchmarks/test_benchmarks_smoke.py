@@ -1,0 +1,108 @@
+"""A very small run of each benchmark, as users start them: the lines are there and make sense."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+Line = dict[str, Any]
+
+
+def run(script: str, *arguments: str) -> list[Line]:
+    """Run a benchmark and return its lines; the first describes the machine."""
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / script), "--quick", *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=120,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert lines[0]["case"] == "machine"
+    assert {"cpu", "cores", "versions"} <= lines[0].keys()
+    return lines
+
+
+def of_case(lines: list[Line], case: str) -> list[Line]:
+    found = [line for line in lines if line["case"] == case]
+    assert found, f"no line of {case}"
+    return found
+
+
+@pytest.fixture(scope="module")
+def overlap() -> list[Line]:
+    return run(
+        "overlap.py",
+        *("--threads", "1", "--attention", "torch_cpu"),
+        *("--cases", "/easy/|/ambiguous/1"),
+    )
+
+
+@pytest.fixture(scope="module")
+def serve() -> list[Line]:
+    return run("serve.py")
+
+
+def test_overlap_prints_a_line_a_mask_kind_and_batch(overlap: list[Line]) -> None:
+    cases = [(line["masks"], line["rows"]) for line in of_case(overlap, "overlap")]
+    assert cases == [("easy", 1), ("easy", 4), ("ambiguous", 1)]
+
+
+def test_overlap_figures_fit_together(overlap: list[Line]) -> None:
+    for line in of_case(overlap, "overlap"):
+        assert line["n"] > 0
+        assert 0 < line["vocab"] < 2048
+        assert line["mask_ms"] > 0
+        assert line["wait_ms"] >= 0
+        # What is part of every step is part of the median step.
+        assert line["step_ms"] >= line["overlap_forward_ms"]
+        assert line["serial_step_ms"] >= max(line["forward_ms"], line["mask_ms"])
+        assert line["step_p99_ms"] >= line["step_ms"]
+        assert line["mask_share"] == pytest.approx(line["mask_ms"] / line["forward_ms"], rel=1e-2)
+        low, high = min(line["pairs"]), max(line["pairs"])
+        assert 0.99 * low <= line["serial_over_overlap"] <= 1.01 * high
+
+
+def test_overlap_measures_every_switch_interval(overlap: list[Line]) -> None:
+    lines = of_case(overlap, "switch_interval")
+    assert [line["interval_ms"] for line in lines] == [5.0, 0.5, 0.1]
+    assert all(line["step_ms"] >= line["forward_ms"] > 0 for line in lines)
+
+
+def test_serve_prints_both_modes_and_their_ratio_for_each_concurrency(serve: list[Line]) -> None:
+    kinds = [(line["case"], line["concurrency"]) for line in serve[1:]]
+    assert kinds == [(case, c) for c in (1, 2) for case in ("serve", "serve", "ratio")]
+
+
+def test_serve_figures_fit_together(serve: list[Line]) -> None:
+    modes = of_case(serve, "serve")
+    for line in modes:
+        assert line["n"] == 4
+        assert line["tokens_s"] >= line["requests_s"] > 0
+        assert 0 < line["ttft_ms_p50"] <= line["ttft_ms_p95"]
+        assert 0 < line["tpot_ms_p50"] <= line["tpot_ms_p95"]
+        if line["mode"] == "unconstrained":
+            assert line["tokens_p50"] == 8
+        else:
+            assert 0 <= line["complete"] <= line.get("valid", 1) <= 1
+    for ratio, with_it, without in zip(
+        of_case(serve, "ratio"), modes[::2], modes[1::2], strict=True
+    ):
+        assert ratio["tokens_s"] == pytest.approx(with_it["tokens_s"] / without["tokens_s"], 1e-2)
+
+
+def test_complete_answers_of_the_built_in_workload_are_valid(tmp_path: Path) -> None:
+    lines = run("serve.py", "--validate", "--max-tokens", "60", "--workload", str(tmp_path / "no"))
+    assert lines[0]["workload"] == "built-in"
+    (line,) = of_case(lines, "validate")
+    assert line["requests"] == 32
+    assert line["complete_and_valid"] == line["complete"] == 32 - len(line["others"])
