@@ -75,6 +75,8 @@ class GrammarManager:
         self._stop_sets: dict[frozenset[int], bitmask.TokenSet] = {}
         self._words = bitmask.allocate(1, vocab_size)
         self._scratch = bitmask.allocate(1, vocab_size)
+        # Masks that `accept` had to look at already, by request id, for the next `fill`.
+        self._peeked: dict[str, bitmask.Words] = {}
         self._full = bitmask.full(vocab_size)
 
     @property
@@ -113,6 +115,7 @@ class GrammarManager:
 
     def forget(self, request: Constrained) -> None:
         """Drop a finished or aborted request, and its compile if nobody else waits for it."""
+        self._peeked.pop(request.id, None)
         constraint = request.params.constraint
         if constraint is None or not request.compiling:
             return
@@ -196,6 +199,8 @@ class GrammarManager:
         for row, request in enumerate(requests):
             if request.matcher is None:
                 words[row] = self._full
+            elif request.id in self._peeked:
+                words[row] = self._peeked.pop(request.id)
             else:
                 rows.append(row)
                 matchers.append(request.matcher)
@@ -248,9 +253,10 @@ class GrammarManager:
         assert request.matcher is not None
         self._scratch[:] = 0
         self._backend.fill([request.matcher], self._scratch, [0])
-        row = self._scratch[0]
-        row &= self._full
+        row = self._scratch[0] & self._full
         self._stop_set(request.stop_ids).ban(row)
+        if row.any():
+            self._peeked[request.id] = row  # without stop ids, which `fill` folds in anyway
         return not row.any()
 
     def _stop_set(self, stop_ids: frozenset[int]) -> bitmask.TokenSet:
