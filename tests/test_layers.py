@@ -29,6 +29,7 @@ LAYERS = ("frontend", "engine", "grammar", "model")
 FACADES = {"structgen", "structgen.__main__", "structgen.client"}
 
 HEAVY = ("torch", "transformers", "xgrammar", "numba", "llvmlite")
+NUMBA = ("structgen.model.attention.numba_cpu", "structgen.model.attention.numba_kernel")
 GRPC = ("structgen.frontend.grpc", "structgen.frontend.client")
 
 # Third-party library -> the modules, or packages, that may import it.
@@ -36,8 +37,8 @@ OWNERS = {
     "xgrammar": ("structgen.grammar.xgrammar_backend",),
     "llguidance": ("structgen.grammar.llguidance_backend",),
     "outlines_core": ("structgen.grammar.outlines_backend",),
-    "numba": ("structgen.model.attention.numba_cpu",),
-    "llvmlite": ("structgen.model.attention.numba_cpu",),
+    "numba": NUMBA,
+    "llvmlite": NUMBA,
     "flash_attn": ("structgen.model.attention.flash",),
     "triton": ("structgen.model.attention.triton",),
     "grpc": GRPC,
