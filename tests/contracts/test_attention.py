@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from structgen.errors import ConfigError, Unsupported
-from structgen.model import attention
+from structgen.errors import ConfigError
 from structgen.model.attention import AttentionBackend, AttentionMetadata, get_backend
-from structgen.model.context import forward_context
 from structgen.model.kv_cache import KVCache, LayerShape
 
 CPU = torch.device("cpu")

@@ -107,10 +107,11 @@ def _attend(
     """
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
+    layer_index = _layer_index(module)
     _refuse_shapes(module, query, key, value)
     _refuse_extras(module, extras | {"attention_mask": attention_mask, "non-causal": not is_causal})
     out = context.current().attend(
-        _layer_index(module),
+        layer_index,
         *(tensor[0].transpose(0, 1) for tensor in (query, key, value)),
         scale=query.shape[3] ** -0.5 if scaling is None else scaling,
         window=sliding_window,

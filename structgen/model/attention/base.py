@@ -56,7 +56,7 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def prepare(self, kv_dtype: torch.dtype) -> None:
-        """Get ready to keep keys and values as `kv_dtype`: compile, so that no request waits for it.
+        """Get ready to keep keys and values as `kv_dtype`: compile, so that no request waits.
 
         Called by the KV cache, before the first forward.  Raises ConfigError: not such a dtype.
         """
