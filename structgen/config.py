@@ -175,6 +175,15 @@ def describe(cls: type[msgspec.Struct]) -> dict[str, tuple[Any, Any, str]]:
     }
 
 
+def let_threads_sleep() -> None:
+    """Have OpenMP's threads sleep, not spin, while they wait; call before torch is imported.
+
+    A spinning thread keeps the one it waits for off the core as soon as anything else wants to run:
+    with one busy process beside it, a decode step on two cores took 0.5 s instead of 0.08.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
 def home() -> Path:
     """Where models are kept: STRUCTGEN_HOME, else the user's cache folder."""
     if chosen := os.environ.get(ENV_PREFIX + "HOME"):

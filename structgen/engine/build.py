@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 
 from structgen import logs
-from structgen.config import EngineConfig
+from structgen.config import EngineConfig, let_threads_sleep
 from structgen.engine.core import EngineCore, Inbound
 from structgen.grammar import build_backend
 from structgen.grammar.base import Vocabulary
@@ -28,6 +28,7 @@ def build_core(config: EngineConfig) -> tuple[EngineCore, ModelInfo]:
     tokenizer = Tokenizer.load(folder)
 
     # torch is imported here, after what can be found wrong without it.
+    let_threads_sleep()
     from structgen.model.executor import LocalExecutor
     from structgen.model.runner import ModelRunner
 
