@@ -1,6 +1,6 @@
-"""How long does attention take in one step?  One JSON line per backend and case.
+"""How long does attention take in one step?  One JSON line per case.
 
-    python benchmarks/attention.py [--threads N] [--repeat N]
+    python benchmarks/attention.py [--backend NAME] [--threads N] [--repeat N]
 
 The shape is that of SmolLM2-135M (30 layers, 9 query heads, 3 KV heads of 64) with a bfloat16
 cache.  `read_ms` is the time to read as many bytes as the step has to, in order, just before:
@@ -37,13 +37,13 @@ CASES = {
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--backend", default="numba_cpu")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--repeat", type=int, default=20)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     for case, lengths in CASES.items():
-        for name in ("torch_cpu", "numba_cpu"):
-            print(json.dumps(measure(name, case, lengths, options)), flush=True)
+        print(json.dumps(measure(options.backend, case, lengths, options)), flush=True)
 
 
 @torch.inference_mode()

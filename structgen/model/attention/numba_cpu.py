@@ -34,12 +34,20 @@ _BITS = {
 }
 
 
+# Multiply-adds that one thread does alone, in some 20 us: a few times what waking the others takes.
+_GRAIN = 1 << 18
+
+
 class _Pieces(NamedTuple):
-    """The work of one step, the same in every layer: int64 [num_pieces, 4], see _cut."""
+    """The work of one step, the same in every layer.
+
+    rows: int64 [num_pieces, 4], see _cut.  cost: keys that are looked at, of all new tokens.
+    """
 
     meta: AttentionMetadata
     group: int
     rows: npt.NDArray[np.int64]
+    cost: int
 
 
 class NumbaCpuAttention(AttentionBackend):
@@ -95,27 +103,27 @@ class NumbaCpuAttention(AttentionBackend):
         frame = np.zeros((), kernel.FRAME)
         frame["q"], frame["out"] = queries.data_ptr(), out.data_ptr()
         frame["cache"], frame["table"] = kv_layer.data_ptr(), table.data_ptr()
-        frame["pieces"] = pieces.ctypes.data
+        frame["pieces"] = pieces.rows.ctypes.data
         frame["num_tokens"], frame["num_heads"], frame["head_dim"] = q.shape
         frame["num_sequences"], frame["table_width"] = table.shape
-        frame["cache_size"], frame["num_pieces"] = cache.size, len(pieces)
+        frame["cache_size"], frame["num_pieces"] = cache.size, len(pieces.rows)
         frame["num_kv_heads"], frame["block_size"] = k.shape[1], block_size
         frame["window"] = meta.max_k if window is None else window
         frame["scale"], frame["softcap"] = scale, 0.0 if softcap is None else softcap
-        self._run(kernel.compile_task(_BITS[kv_layer.dtype]), frame.ctypes.data)
+        task = kernel.compile_task(_BITS[kv_layer.dtype])
+        self._run(task, frame.ctypes.data, pieces.cost * q.shape[1] * q.shape[2])
         return out.to(q.dtype)
 
-    def _cut(self, meta: AttentionMetadata, group: int) -> npt.NDArray[np.int64]:
+    def _cut(self, meta: AttentionMetadata, group: int) -> _Pieces:
         """Return the pieces of a step; the same object for each layer of one forward."""
         pieces = self._pieces
         if pieces is None or pieces.meta is not meta or pieces.group != group:
-            pieces = self._pieces = _Pieces(
-                meta, group, _cut(meta, max(1, kernel.ROW_TILE // group))
-            )
-        return pieces.rows
+            rows, cost = _cut(meta, max(1, kernel.ROW_TILE // group))
+            pieces = self._pieces = _Pieces(meta, group, rows, cost)
+        return pieces
 
-    def _run(self, task: int, frame: int) -> None:
-        if self._run_parallel is None:
+    def _run(self, task: int, frame: int, cost: int) -> None:
+        if self._run_parallel is None or cost < _GRAIN:
             _TASK(task)(frame)
         else:
             self._run_parallel(task, frame, self._threads, 0)
@@ -148,10 +156,11 @@ def _raw(tensor: torch.Tensor) -> kernel.Bits:
     return tensor.view(torch.int16).numpy().view(_BITS[tensor.dtype])
 
 
-def _cut(meta: AttentionMetadata, most: int) -> npt.NDArray[np.int64]:
+def _cut(meta: AttentionMetadata, most: int) -> tuple[npt.NDArray[np.int64], int]:
     """Cut each sequence's new tokens into pieces of at most `most`; the costly ones first.
 
-    Returns [num_pieces, 4]: sequence, first token, number of tokens, position of the first.
+    Returns [num_pieces, 4]: sequence, first token, number of tokens, position of the first; and
+    the cost of all.
     """
     starts = meta.cu_seqlens_q.numpy().astype(np.int64)
     lengths = np.diff(starts)
@@ -162,5 +171,6 @@ def _cut(meta: AttentionMetadata, most: int) -> npt.NDArray[np.int64]:
     ends = starts[sequence + 1]
     count = np.minimum(most, ends - first)
     position = meta.seq_lens.numpy()[sequence] - (ends - first)
-    order = np.argsort(-count * (position + count), kind="stable")
-    return np.stack([sequence, first, count, position], axis=1)[order]
+    costs = count * (position + count)
+    order = np.argsort(-costs, kind="stable")
+    return np.stack([sequence, first, count, position], axis=1)[order], int(costs.sum())
