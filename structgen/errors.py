@@ -7,6 +7,7 @@
     ├── NotFound                  an id that nothing answers to
     ├── DuplicateRequest          a live request has this id already
     ├── LimitExceeded             a bound was hit: queue, message size, compile time or memory
+    │   └── ConstraintTooLarge    a constraint beyond the size that is taken at all
     ├── DeadlineExceeded          the caller's deadline passed
     ├── Cancelled                 the caller went away
     ├── EngineDead                the engine process is gone or draining; retrying helps
@@ -64,6 +65,10 @@ class LimitExceeded(StructgenError):
     retryable = True
 
 
+class ConstraintTooLarge(LimitExceeded):
+    retryable = False
+
+
 class DeadlineExceeded(StructgenError):
     status = "DEADLINE_EXCEEDED"
 
@@ -114,6 +119,7 @@ _BY_NAME: dict[str, type[StructgenError]] = {
         NotFound,
         DuplicateRequest,
         LimitExceeded,
+        ConstraintTooLarge,
         DeadlineExceeded,
         Cancelled,
         EngineDead,

@@ -10,13 +10,17 @@ import importlib
 from structgen.errors import ConfigError
 from structgen.grammar.base import GrammarBackend, Vocabulary
 
-BACKENDS = {"xgrammar": "structgen.grammar.xgrammar_backend:XGrammarBackend"}
+BACKENDS = {
+    "xgrammar": "structgen.grammar.xgrammar_backend:XGrammarBackend",
+    "llguidance": "structgen.grammar.llguidance_backend:LLGuidanceBackend",
+    "outlines_core": "structgen.grammar.outlines_backend:OutlinesBackend",
+}
 
 
 def build_backend(name: str, vocabulary: Vocabulary) -> GrammarBackend:
-    """Build the backend of this name over a vocabulary (about 0.1 s, plus importing its library).
+    """Build the backend of this name over a vocabulary (up to 0.5 s, plus importing its library).
 
-    Raises ConfigError: there is no such backend.
+    Raises ConfigError: there is no such backend, or it cannot work with this vocabulary.
     """
     if name not in BACKENDS:
         raise ConfigError(f"grammar backend must be one of {', '.join(BACKENDS)}, got {name!r}")

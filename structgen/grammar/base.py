@@ -15,7 +15,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from structgen.constraints import Constraint
+from structgen.constraints import FIELD, Choice, Constraint, Ebnf, JsonObject, JsonSchema, Regex
+from structgen.errors import ConstraintError
+from structgen.grammar import bitmask
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
@@ -35,13 +37,18 @@ class Matcher(ABC):
     def accept(self, token: int) -> None:
         """Advance by one token that the mask allowed.
 
-        Raises GrammarError: the grammar refuses it, or the library failed; the matcher is unusable.
+        Raises GrammarError: the grammar refuses it, or the library failed; the matcher is unusable,
+        all others are as they were.
         """
 
     @property
     @abstractmethod
     def accepting(self) -> bool:
         """The text so far is complete; more may still be allowed."""
+
+    @abstractmethod
+    def fork(self) -> Matcher:
+        """Return an independent matcher in the same place (takes longer for longer texts)."""
 
 
 class CompiledConstraint(ABC):
@@ -75,12 +82,49 @@ class GrammarBackend(ABC):
     def fill(
         self, matchers: Sequence[Matcher], words: npt.NDArray[np.int32], rows: Sequence[int]
     ) -> None:
-        """Write the mask of matchers[i] into words[rows[i]], for all i in one call.
+        """Write the mask of matchers[i], all of this backend, into words[rows[i]], in one call.
 
-        words: int32 [M, ceil(V / 32)]; bit set = allowed.  Bits of stop tokens and bits at or
-        beyond V may have any value.  Leaves the matchers as they are.
+        words: int32 [M, ceil(V / 32)], contiguous; bit set = allowed.  Bits of stop tokens and bits
+        at or beyond V may have any value.  Leaves the matchers as they are.
+        Raises GrammarError: a matcher failed; the rows may have any value.
         """
 
 
 class GrammarError(Exception):
     """A matcher refused a token that its mask allowed, or failed: a bug, for one request."""
+
+
+def require_a_start(
+    backend: GrammarBackend, compiled: CompiledConstraint, constraint: Constraint, vocab_size: int
+) -> None:
+    """Look at the first mask: the libraries compile grammars of nothing without complaint.
+
+    Raises ConstraintError: neither a token nor the end is allowed, or there is no mask.
+    """
+    matcher = compiled.new_matcher()
+    words = bitmask.allocate(1, vocab_size)
+    try:
+        backend.fill([matcher], words, [0])
+    except GrammarError as error:
+        raise ConstraintError(str(error), field=field_of(constraint)) from None
+    words &= bitmask.full(vocab_size)
+    if not words.any() and not matcher.accepting:
+        raise ConstraintError(
+            "the constraint matches no text that this vocabulary can spell",
+            field=field_of(constraint),
+        )
+
+
+def field_of(constraint: Constraint) -> str:
+    """Return the path of the request field that holds the text of a constraint."""
+    match constraint:
+        case JsonSchema():
+            return f"{FIELD}.json_schema"
+        case JsonObject():
+            return f"{FIELD}.json_object"
+        case Regex():
+            return f"{FIELD}.regex"
+        case Ebnf():
+            return f"{FIELD}.grammar.text"
+        case Choice():
+            return f"{FIELD}.choice"

@@ -4,9 +4,15 @@ Traps of xgrammar 0.2 that this file closes:
 
 - control tokens whose text looks ordinary ("<|im_start|>") would be allowed inside strings, so the
   vocabulary is given as raw bytes, in which they have none;
-- strings with a length bound, and patterns, may hold raw control characters, which JSON forbids:
-  no token with one is allowed in a JSON answer (it is never needed: white space is blanks only);
+- unless told otherwise it takes tokens spelt like "</s>" for stop tokens, whatever they are;
+- surrogates, as UTF-8 and as escapes, pass as characters, and strings with a length bound or a
+  pattern may hold raw control characters: a guard is ANDed into every mask;
+- regexes are not quite ECMA's ("." takes line ends, an anchor inside is passed over, "\\x41B" is
+  one character) and are translated;
 - an empty language compiles: the first mask is looked at before the constraint is called usable.
+
+Masks are made when compiling.  Made on demand (enable_dynamic_compilation), a compile takes a
+hundredth of the time, but then a mask can cost the loop, and so every row, tens of milliseconds.
 """
 
 from __future__ import annotations
@@ -20,7 +26,6 @@ import numpy.typing as npt
 import xgrammar
 
 from structgen.constraints import (
-    FIELD,
     Choice,
     Constraint,
     Ebnf,
@@ -30,14 +35,17 @@ from structgen.constraints import (
     Whitespace,
 )
 from structgen.errors import ConstraintError
-from structgen.grammar import bitmask
 from structgen.grammar.base import (
     CompiledConstraint,
     GrammarBackend,
     GrammarError,
     Matcher,
     Vocabulary,
+    field_of,
+    require_a_start,
 )
+from structgen.grammar.ecma_regex import Style, translate
+from structgen.grammar.guard import State, TextGuard, json_automaton, utf8_automaton
 
 # FLEXIBLE: blanks between tokens, at most this many, so that an answer cannot pad for ever.
 MAX_BLANKS = 2
@@ -48,18 +56,13 @@ class XGrammarBackend(GrammarBackend):
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocab_size = vocabulary.size
-        info = xgrammar.TokenizerInfo(vocabulary.token_bytes, xgrammar.VocabType.RAW)
+        info = xgrammar.TokenizerInfo(
+            vocabulary.token_bytes, xgrammar.VocabType.RAW, stop_token_ids=[]
+        )
         # One thread and no cache: the compiler of structgen has its own pool and its own bounds.
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
-        self._batch = xgrammar.BatchGrammarMatcher(max_threads=1)
-        self._json_text = bitmask.pack(
-            (
-                token
-                for token, text in enumerate(vocabulary.token_bytes)
-                if text and not any(byte < 0x20 for byte in text)
-            ),
-            vocabulary.size,
-        )
+        self._text = TextGuard(vocabulary, utf8_automaton())
+        self._json_text = TextGuard(vocabulary, json_automaton())
 
     def supports(self, constraint: Constraint) -> bool:
         return True
@@ -68,26 +71,23 @@ class XGrammarBackend(GrammarBackend):
         try:
             grammar = self._compile(constraint)
         except (RuntimeError, ValueError) as error:
-            raise ConstraintError(_reason(error), field=_field(constraint)) from None
+            raise ConstraintError(_reason(error), field=field_of(constraint)) from None
         is_json = isinstance(constraint, JsonSchema | JsonObject)
-        compiled = XGrammarCompiled(grammar, self._json_text if is_json else None)
-        self._require_a_start(compiled, constraint)
+        compiled = XGrammarCompiled(grammar, self._json_text if is_json else self._text)
+        require_a_start(self, compiled, constraint, self._vocab_size)
         return compiled
 
     def fill(
         self, matchers: Sequence[Matcher], words: npt.NDArray[np.int32], rows: Sequence[int]
     ) -> None:
-        handles = []
-        for matcher in matchers:
-            assert isinstance(matcher, XGrammarMatcher)
-            handles.append(matcher.handle)
-        if len(handles) == 1:
-            handles[0].fill_next_token_bitmask(words, rows[0])
-        else:
-            self._batch.batch_fill_next_token_bitmask(handles, words, list(rows))
+        # One by one: its batch call gains nothing on one thread.
         for matcher, row in zip(matchers, rows, strict=True):
-            if matcher.allowed_text is not None:  # type: ignore[attr-defined]
-                words[row] &= matcher.allowed_text  # type: ignore[attr-defined]
+            assert isinstance(matcher, XGrammarMatcher)
+            try:
+                matcher.handle.fill_next_token_bitmask(words, row)
+            except RuntimeError as error:
+                raise GrammarError(_reason(error)) from None
+            words[row] &= matcher.guard.masks[matcher.text_state]
 
     def _compile(self, constraint: Constraint) -> xgrammar.CompiledGrammar:
         match constraint:
@@ -96,7 +96,7 @@ class XGrammarBackend(GrammarBackend):
             case JsonObject(whitespace=whitespace):
                 return self._compile_schema('{"type":"object"}', whitespace)
             case Regex(pattern=pattern):
-                return self._compiler.compile_regex(pattern)
+                return self._compiler.compile_regex(translate(pattern, Style.ECMA).text)
             case Ebnf(text=text, root=root):
                 return self._compiler.compile_grammar(text, root_rule_name=root)
             case Choice(options=options):
@@ -114,42 +114,30 @@ class XGrammarBackend(GrammarBackend):
             strict_mode=False,  # an object is open unless the schema closes it
         )
 
-    def _require_a_start(self, compiled: XGrammarCompiled, constraint: Constraint) -> None:
-        matcher = compiled.new_matcher()
-        words = bitmask.allocate(1, self._vocab_size)
-        self.fill([matcher], words, [0])
-        if not words.any() and not matcher.accepting:
-            raise ConstraintError(
-                "the constraint matches no text that this vocabulary can spell",
-                field=_field(constraint),
-            )
-
 
 class XGrammarCompiled(CompiledConstraint):
-    """allowed_text: int32 [W] that is ANDed into every mask, or None."""
-
-    def __init__(
-        self, grammar: xgrammar.CompiledGrammar, allowed_text: npt.NDArray[np.int32] | None
-    ) -> None:
+    def __init__(self, grammar: xgrammar.CompiledGrammar, guard: TextGuard) -> None:
         self._grammar = grammar
-        self._allowed_text = allowed_text
+        self._guard = guard
 
     @property
     def size_bytes(self) -> int:
         return int(self._grammar.memory_size_bytes)
 
     def new_matcher(self) -> XGrammarMatcher:
-        return XGrammarMatcher(self._grammar, self._allowed_text)
+        return XGrammarMatcher(xgrammar.GrammarMatcher(self._grammar), self._guard, State.TEXT)
 
 
 class XGrammarMatcher(Matcher):
-    def __init__(
-        self, grammar: xgrammar.CompiledGrammar, allowed_text: npt.NDArray[np.int32] | None
-    ) -> None:
-        self.handle = xgrammar.GrammarMatcher(grammar)
-        self.allowed_text = allowed_text
+    """text_state: where `guard` is, by index of its masks."""
+
+    def __init__(self, handle: xgrammar.GrammarMatcher, guard: TextGuard, text_state: int) -> None:
+        self.handle = handle
+        self.guard = guard
+        self.text_state = text_state
 
     def accept(self, token: int) -> None:
+        self.text_state = self.guard.advance(self.text_state, token)
         try:
             accepted = self.handle.accept_token(token)
         except RuntimeError as error:
@@ -159,23 +147,12 @@ class XGrammarMatcher(Matcher):
 
     @property
     def accepting(self) -> bool:
-        return bool(self.handle.is_completed())
+        return self.text_state == State.TEXT and bool(self.handle.is_completed())
+
+    def fork(self) -> XGrammarMatcher:
+        return XGrammarMatcher(self.handle.fork(), self.guard, self.text_state)
 
 
 def _reason(error: Exception) -> str:
     """Strip the time and source path that xgrammar puts in front of its messages."""
     return re.sub(r"^(\[[^\]]*\]\s*)?(\S+\.(cc|h):\d+:\s*)?", "", str(error).strip()).strip()
-
-
-def _field(constraint: Constraint) -> str:
-    match constraint:
-        case JsonSchema():
-            return f"{FIELD}.json_schema"
-        case JsonObject():
-            return f"{FIELD}.json_object"
-        case Regex():
-            return f"{FIELD}.regex"
-        case Ebnf():
-            return f"{FIELD}.grammar.text"
-        case Choice():
-            return f"{FIELD}.choice"

@@ -1,0 +1,211 @@
+"""Constraints through llguidance: schemas, any JSON object, regexes, choices.
+
+Grammars are not among them: its lexer takes the longest terminal, so that a terminal which may end
+before the next one begins with what could continue it loses texts of the language.
+
+Traps of llguidance 1.9 that this file closes:
+
+- nothing raises: after an error a matcher stays in it, and its mask allows the end alone, so the
+  error is asked for after every call;
+- a token that is refused by consume_token breaks the matcher; try_consume_tokens leaves it alone;
+- where the next bytes are forced, its mask has the token alone that its tokenizer would take for
+  them, and asks Python for that: forcing is switched off, so that masks hold whatever is legal;
+- it needs an end token of its own, which it allows wherever the text is complete;
+- the byte FF marks control tokens in its vocabulary, so no text token may begin with it;
+- the key "x-guidance" of a schema sets options: a client's is replaced by ours;
+- regexes are in Rust's syntax, with Unicode's classes, and are translated;
+- errors hold the grammar, and panics a stack trace.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+
+import llguidance
+import numpy as np
+import numpy.typing as npt
+
+from structgen.constraints import (
+    Choice,
+    Constraint,
+    Ebnf,
+    JsonObject,
+    JsonSchema,
+    Regex,
+    Whitespace,
+)
+from structgen.errors import ConfigError, ConstraintError
+from structgen.grammar.base import (
+    CompiledConstraint,
+    GrammarBackend,
+    GrammarError,
+    Matcher,
+    Vocabulary,
+    field_of,
+    require_a_start,
+)
+from structgen.grammar.ecma_regex import Style, escape, translate
+
+MAX_BLANKS = 2  # FLEXIBLE: blanks between tokens, so that an answer cannot pad for ever
+
+# The defaults, but for the states of a lexer: at 1-2 kB each, its 250,000 are half a gigabyte.
+_LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+
+_NO_FORCING = '%llguidance {"no_forcing": true}\n'
+
+# What compiled grammars were seen to take, by the bytes of their text.
+_BYTES_FIXED = 32 * 1024
+_BYTES_PER_BYTE = 64
+
+
+class LLGuidanceBackend(GrammarBackend):
+    name = "llguidance"
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Raises ConfigError: no token is without text, so that none can stand for the end."""
+        self._vocab_size = vocabulary.size
+        wrapper = _TokenizerWrapper(vocabulary)
+        self._tokenizer = llguidance.LLTokenizer(wrapper)  # type: ignore[arg-type]
+        self._end = wrapper.eos_token_id
+
+    def supports(self, constraint: Constraint) -> bool:
+        return not isinstance(constraint, Ebnf)
+
+    def compile(self, constraint: Constraint) -> LLGuidanceCompiled:
+        try:
+            grammar = _grammar(constraint)
+        except ValueError as error:
+            raise ConstraintError(str(error), field=field_of(constraint)) from None
+        handle = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
+        compiled = LLGuidanceCompiled(handle, len(grammar), self._end)
+        require_a_start(self, compiled, constraint, self._vocab_size)
+        return compiled
+
+    def fill(
+        self, matchers: Sequence[Matcher], words: npt.NDArray[np.int32], rows: Sequence[int]
+    ) -> None:
+        assert words.flags.c_contiguous
+        address, row_bytes = words.ctypes.data, words.strides[0]
+        # One by one: its batch call hands the rows to a thread, and getting the interpreter back
+        # from another busy thread takes milliseconds then.
+        for matcher, row in zip(matchers, rows, strict=True):
+            assert isinstance(matcher, LLGuidanceMatcher)
+            matcher.handle.unsafe_compute_mask_ptr(address + row * row_bytes, row_bytes)
+            _require_health(matcher.handle)
+        words[rows, self._end >> 5] &= ~np.uint32(1 << (self._end & 31)).view(np.int32)
+
+
+class LLGuidanceCompiled(CompiledConstraint):
+    """prototype: at the start of the text; never advanced, only copied."""
+
+    def __init__(self, prototype: llguidance.LLMatcher, grammar_bytes: int, end: int) -> None:
+        self._prototype = prototype
+        self._grammar_bytes = grammar_bytes
+        self._end = end
+
+    @property
+    def size_bytes(self) -> int:
+        return _BYTES_FIXED + _BYTES_PER_BYTE * self._grammar_bytes
+
+    def new_matcher(self) -> LLGuidanceMatcher:
+        return LLGuidanceMatcher(self._prototype.deep_copy(), self._end)
+
+
+class LLGuidanceMatcher(Matcher):
+    def __init__(self, handle: llguidance.LLMatcher, end: int) -> None:
+        self.handle = handle
+        self._end = end
+
+    def accept(self, token: int) -> None:
+        accepted = token != self._end and self.handle.try_consume_tokens([token]) == 1
+        _require_health(self.handle)
+        if not accepted:
+            raise GrammarError(f"llguidance refused token {token}")
+
+    @property
+    def accepting(self) -> bool:
+        return self.handle.is_accepting()
+
+    def fork(self) -> LLGuidanceMatcher:
+        return LLGuidanceMatcher(self.handle.deep_copy(), self._end)
+
+
+class _TokenizerWrapper:
+    """A vocabulary as llguidance wants to see one."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        # No well-formed text has the byte FF, so a token with it may as well have no text.
+        self.tokens = [b"" if b"\xff" in text else text for text in vocabulary.token_bytes]
+        self.special_token_ids = [token for token, text in enumerate(self.tokens) if not text]
+        if not self.special_token_ids:
+            raise ConfigError("llguidance needs a vocabulary with a token that has no text")
+        self.eos_token_id = self.special_token_ids[0]
+
+    def __call__(self, text: bytes) -> list[int]:
+        raise NotImplementedError("only forced tokens would need a tokenizer")
+
+
+def _grammar(constraint: Constraint) -> str:
+    """Return a grammar in llguidance's own notation.
+
+    Raises ValueError: the constraint is nothing that it could be asked for.
+    """
+    match constraint:
+        case JsonSchema(schema=schema, whitespace=whitespace):
+            return _schema_grammar(json.loads(schema), whitespace)
+        case JsonObject(whitespace=whitespace):
+            return _schema_grammar({"type": "object"}, whitespace)
+        case Regex(pattern=pattern):
+            return _regex_grammar(translate(pattern, Style.RUST).text)
+        case Choice(options=options):
+            return _regex_grammar("|".join(escape(option, Style.RUST) for option in options))
+        case Ebnf():
+            raise ValueError("llguidance does not take grammars")
+
+
+def _regex_grammar(text: str) -> str:
+    """text: as ecma_regex writes it, without a slash or a line end."""
+    return f"{_NO_FORCING}start: /{text}/"
+
+
+def _schema_grammar(schema: dict[str, object] | bool, whitespace: Whitespace) -> str:
+    if schema is False:
+        raise ValueError("the schema false allows no value")
+    members = {} if schema is True else schema
+    members["x-guidance"] = _options(whitespace)
+    return f"{_NO_FORCING}start: %json {json.dumps(members, ensure_ascii=False)}"
+
+
+def _options(whitespace: Whitespace) -> dict[str, object]:
+    strict = {"coerce_one_of": False, "lenient": False}
+    if whitespace is Whitespace.COMPACT:
+        return strict | {
+            "item_separator": ", ",
+            "key_separator": ": ",
+            "whitespace_flexible": False,
+        }
+    return strict | {
+        "item_separator": ",",
+        "key_separator": ":",
+        "whitespace_flexible": True,
+        "whitespace_pattern": rf"[ ]{{1,{MAX_BLANKS}}}",
+    }
+
+
+def _require_health(handle: llguidance.LLMatcher) -> None:
+    if handle.is_error():
+        raise GrammarError(_reason(handle.get_error(), handle.stop_reason()))
+
+
+def _reason(error: str, stop_reason: str) -> str:
+    """Keep what a client can use of an error message."""
+    if stop_reason == "NoExtensionBias":
+        return "the constraint matches no text that this vocabulary can spell"
+    text = re.split(r"\n?<(?:backtrace|non-verbose/|state|grammar)>|\n +\d+ \| ", error)[0]
+    prefix = r"^(at \d+\(\d+\): )?(failed to compile JSON schema: |panic: )?"
+    return re.sub(prefix, "", text.strip()) or f"llguidance stopped: {stop_reason}"

@@ -1,0 +1,78 @@
+"""anyOf and oneOf: exclusive branches told apart, and the keywords beside them put into each."""
+
+from __future__ import annotations
+
+from structgen.grammar import limits
+from structgen.grammar.schema import fields as objects
+from structgen.grammar.schema.algebra import Algebra
+from structgen.grammar.schema.assertions import (
+    AnyOf,
+    Assertion,
+    Fields,
+    OneOf,
+    Required,
+    Schema,
+    Types,
+)
+from structgen.grammar.schema.group import Group, both
+from structgen.grammar.schema.values import Kind
+
+
+def exclusive(base: Schema, choice: OneOf, algebra: Algebra) -> tuple[AnyOf, bool]:
+    """Return an anyOf that, beside `base`, allows what the oneOf does; and whether it is exact,
+    or allows more."""
+    branches = [branch for branch in choice.branches if not algebra.empty(both(base, branch))]
+    exact = True
+    apart = []
+    for index, branch in enumerate(branches):
+        rivals = [
+            other
+            for position, other in enumerate(branches)
+            if position != index and not algebra.empty(both(both(base, branch), other))
+        ]
+        for rival in rivals:
+            negation = algebra.negated(rival, choice.places)
+            exact = exact and negation is not None
+            branch = both(branch, negation or ())
+        apart.append(branch)
+    return AnyOf(branches=tuple(apart), places=choice.places), exact
+
+
+def distributed(base: Group, algebra: Algebra) -> list[Schema] | None:
+    """Return the cases of a group with its choices made: every combination of branches that
+    allows something.  None: they are too many."""
+    rest = tuple(one for one in base if not isinstance(one, AnyOf))
+    cases: list[Schema] = [rest]
+    choices = [choice for choice in base.any_of if not _is_implied(choice, base, algebra)]
+    for choice in sorted(choices, key=lambda choice: len(choice.branches)):
+        cases = list(
+            dict.fromkeys(
+                joined
+                for case in cases
+                for branch in choice.branches
+                if not algebra.empty(joined := both(case, branch))
+            )
+        )
+        if len(cases) > limits.MAX_BRANCHES:
+            return None
+    return cases
+
+
+def _is_implied(choice: AnyOf, base: Group, algebra: Algebra) -> bool:
+    """Whether what stands beside a choice already makes one branch true."""
+    return any(
+        all(_implies(base, assertion) for assertion in algebra.expand(branch))
+        for branch in choice.branches
+    )
+
+
+def _implies(base: Group, assertion: Assertion) -> bool:
+    match assertion:
+        case Types(kinds=kinds):
+            return base.kinds <= kinds
+        case Required(names=names):
+            return Kind.OBJECT not in base.kinds or set(names) <= set(base.needed)
+        case Fields(named=named, patterned=(), rest=()) if base.fields:
+            known = [(objects.of_name(base.fields[0], name), schema) for name, schema in named]
+            return all(old is not None and set(schema) <= set(old) for old, schema in known)
+    return False

@@ -1,0 +1,143 @@
+"""Keywords about arrays and objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from structgen.grammar.schema import patterns
+from structgen.grammar.schema.assertions import (
+    Assertion,
+    Contains,
+    Count,
+    Elements,
+    Fields,
+    Names,
+    Opaque,
+    Required,
+    Schema,
+    Size,
+    Unique,
+)
+from structgen.grammar.schema.keywords import Keywords
+
+# Together with others in one schema these decide what is left over, so a look from outside is
+# needed to know it.
+_IN_PLACE = frozenset(
+    [
+        "$ref",
+        "$dynamicRef",
+        "$recursiveRef",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "not",
+        "if",
+        "dependentSchemas",
+        "dependencies",
+    ]
+)
+
+
+def elements(keywords: Keywords) -> Iterator[Assertion]:
+    places = keywords.places("prefixItems", "items", "additionalItems")
+    if "prefixItems" in keywords.keywords and keywords.asserts("prefixItems"):
+        prefix, rest = keywords.children("prefixItems"), "items"
+    elif isinstance(keywords.value("items"), list):
+        prefix, rest = keywords.children("items"), "additionalItems"
+    else:
+        prefix, rest = (), "items"
+    tail = keywords.child(rest) if keywords.value(rest) is not None else ()
+    yield Elements(prefix=prefix, rest=tail, places=places)
+
+
+def counts(keywords: Keywords) -> Iterator[Assertion]:
+    interval = keywords.interval("minItems", "maxItems")
+    yield Count(interval=interval, places=keywords.places("minItems", "maxItems"))
+
+
+def contains(keywords: Keywords) -> Iterator[Assertion]:
+    if keywords.value("contains") is None:
+        return
+    interval = keywords.interval("minContains", "maxContains", default=1)
+    places = keywords.places("contains", "minContains", "maxContains")
+    yield Contains(schema=keywords.child("contains"), interval=interval, places=places)
+
+
+def unique(keywords: Keywords) -> Iterator[Assertion]:
+    if keywords.value("uniqueItems") is True:
+        yield Unique(places=keywords.places("uniqueItems"))
+
+
+def fields(keywords: Keywords) -> Iterator[Assertion]:
+    places = keywords.places("properties", "patternProperties", "additionalProperties")
+    rest = keywords.value("additionalProperties")
+    tail = keywords.child("additionalProperties") if rest is not None else ()
+    patterned = [
+        (regex, keywords.child("patternProperties", regex))
+        for regex in keywords.map("patternProperties")
+    ]
+    usable = [
+        (regex, schema)
+        for regex, schema in patterned
+        if keywords.supported(regex, keywords.at("patternProperties", regex))
+    ]
+    if len(usable) < len(patterned):
+        yield Opaque(places=keywords.places("patternProperties", "additionalProperties"))
+        tail = ()
+    named = [
+        (name, keywords.child("properties", name) + _also(keywords, name, usable))
+        for name in keywords.map("properties")
+    ]
+    everywhere = [schema for regex, schema in usable if patterns.universal(regex)]
+    if everywhere:  # then no property is left over for anything else
+        tail = sum(everywhere, ())
+        usable = [
+            (regex, schema + tail) for regex, schema in usable if not patterns.universal(regex)
+        ]
+    yield Fields(named=tuple(named), patterned=tuple(usable), rest=tail, places=places)
+
+
+def _also(keywords: Keywords, name: str, patterned: list[tuple[str, Schema]]) -> Schema:
+    """Return what the patterns say of a property that has a schema by name."""
+    found = [patterns.found_in(regex, name) for regex, _ in patterned]
+    schemas = [schema for (_, schema), hit in zip(patterned, found, strict=True) if hit]
+    unknown = (Opaque(places=keywords.places("patternProperties")),) if None in found else ()
+    return sum(schemas, ()) + unknown
+
+
+def sizes(keywords: Keywords) -> Iterator[Assertion]:
+    interval = keywords.interval("minProperties", "maxProperties")
+    yield Size(interval=interval, places=keywords.places("minProperties", "maxProperties"))
+
+
+def required(keywords: Keywords) -> Iterator[Assertion]:
+    names = tuple(str(name) for name in keywords.list("required"))
+    yield Required(names=names, places=keywords.places("required"))
+
+
+def names(keywords: Keywords) -> Iterator[Assertion]:
+    yield Names(schema=keywords.child("propertyNames"), places=keywords.places("propertyNames"))
+
+
+def unevaluated(keywords: Keywords) -> Iterator[Assertion]:
+    alone = not (_IN_PLACE & keywords.keywords.keys())
+    if keywords.value("unevaluatedProperties") is not None:
+        yield from _unevaluated_properties(keywords, alone)
+    if keywords.value("unevaluatedItems") is not None:
+        places = keywords.places("unevaluatedItems")
+        trivial = keywords.child("unevaluatedItems") == ()
+        if not trivial:
+            yield Opaque(places=places)
+
+
+def _unevaluated_properties(keywords: Keywords, alone: bool) -> Iterator[Assertion]:
+    places = keywords.places("unevaluatedProperties")
+    rest = keywords.child("unevaluatedProperties")
+    if rest == () or (alone and keywords.value("additionalProperties") is not None):
+        return
+    known = keywords.keywords.keys() & {"properties", "patternProperties"}
+    if not alone or (known and keywords.map("patternProperties")):
+        yield Opaque(places=places)
+        return
+    named: tuple[tuple[str, Schema], ...] = tuple((name, ()) for name in keywords.map("properties"))
+    yield Fields(named=named, rest=rest, places=places)

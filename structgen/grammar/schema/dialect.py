@@ -1,0 +1,48 @@
+"""What one library enforces of JSON Schema, as measured."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Sizes(StrEnum):
+    """Which objects can have minProperties and maxProperties: none, those whose named properties
+    are all required, any."""
+
+    NONE = "none"
+    PLAIN = "plain"
+    ANY = "any"
+
+
+class PatternProperties(StrEnum):
+    """Not at all; one pattern and nothing else; any number that have no name in common."""
+
+    NONE = "none"
+    ALONE = "alone"
+    APART = "apart"
+
+
+class Dialect(msgspec.Struct, frozen=True, kw_only=True):
+    """What may stand in a schema so that the library neither refuses nor drops it.
+
+    combines: keywords for several kinds of value, or several allOf, may stand in one schema.
+    patterns_combine: several patterns, and bounds of the length, on one string.
+    formats: those that the library itself has to enforce, as an expression alone will not do.
+    largest_multiple: of whole numbers; 0: none.  bounded_multiples: with other bounds beside them.
+    """
+
+    name: str
+    combines: bool
+    patterns_combine: bool
+    unicode_properties: bool
+    formats: frozenset[str] = frozenset()
+    bounds: bool
+    largest_multiple: int
+    fractional_multiples: bool
+    bounded_multiples: bool
+    sizes: Sizes
+    pattern_properties: PatternProperties
+    forbidden_properties: bool
+    recursion: bool

@@ -1,0 +1,57 @@
+"""The libraries, as measured: xgrammar 0.2.9, llguidance 1.9.1, outlines-core 0.2.14."""
+
+from __future__ import annotations
+
+from structgen.grammar import limits
+from structgen.grammar.schema.dialect import Dialect, PatternProperties, Sizes
+
+# Refuses what it does not enforce, by name.  Its bounds on properties count the named ones as if
+# all were there.
+LLGUIDANCE = Dialect(
+    name="llguidance",
+    combines=True,
+    patterns_combine=True,
+    unicode_properties=True,
+    bounds=True,
+    largest_multiple=limits.MAX_MULTIPLE,
+    fractional_multiples=True,
+    bounded_multiples=True,
+    sizes=Sizes.PLAIN,
+    pattern_properties=PatternProperties.APART,
+    forbidden_properties=True,
+    recursion=True,
+)
+
+# Drops in silence: what stands beside anyOf, $ref, enum; all of several allOf; keywords without a
+# type; lengths beside a pattern; multiples that are no whole numbers, above 1024, or in a range.
+XGRAMMAR = Dialect(
+    name="xgrammar",
+    combines=False,
+    patterns_combine=False,
+    unicode_properties=False,
+    formats=frozenset({"email", "idn-email", "hostname", "idn-hostname"}),
+    bounds=True,
+    largest_multiple=1024,
+    fractional_multiples=False,
+    bounded_multiples=False,
+    sizes=Sizes.ANY,
+    pattern_properties=PatternProperties.ALONE,
+    forbidden_properties=False,
+    recursion=True,
+)
+
+# Drops in silence also the bounds of numbers and of the number of properties.
+OUTLINES = Dialect(
+    name="outlines_core",
+    combines=False,
+    patterns_combine=False,
+    unicode_properties=False,
+    bounds=False,
+    largest_multiple=0,
+    fractional_multiples=False,
+    bounded_multiples=False,
+    sizes=Sizes.NONE,
+    pattern_properties=PatternProperties.NONE,
+    forbidden_properties=False,
+    recursion=False,
+)

@@ -1,0 +1,224 @@
+"""What a regular expression finds, said as what the whole text is.
+
+Libraries differ in whether a pattern is searched for and in what an anchor inside means.  They
+agree on expressions without anchors that match a text from end to end: `whole` makes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from structgen.grammar.schema import charset
+from structgen.grammar.schema.regex import (
+    ANY,
+    ANYTHING,
+    EMPTY,
+    Alternation,
+    Chars,
+    Concat,
+    End,
+    Node,
+    RegexUnsupported,
+    Repeat,
+    Start,
+    nullable,
+    parse,
+)
+
+MAX_ALTERNATIVES = 64
+
+# Texts to be excluded: together no longer than this, or the expression grows too large.
+MAX_EXCLUDED_CHARACTERS = 400
+
+# at_start, what matches, at_end: the match begins (ends) where the text does.
+Alternative = tuple[bool, Node, bool]
+
+
+@lru_cache(maxsize=1024)
+def whole(text: str) -> Node | None:
+    """Return an expression without anchors for the texts in which `text` is found; None: there
+    are none.
+
+    Raises RegexUnsupported, RegexError.
+    """
+    options = []
+    for at_start, core, at_end in _alternatives(parse(text)):
+        if nullable(core) and not (at_start and at_end):
+            return ANYTHING
+        options.append(
+            join(*([] if at_start else [ANYTHING]), core, *([] if at_end else [ANYTHING]))
+        )
+    if not options:
+        return None
+    return either(*options)
+
+
+def anchored(node: Node) -> str:
+    """Write an expression that matches whole texts, with both anchors."""
+    return f"^{_written(node, inside=True)}$" if node != EMPTY else "^$"
+
+
+def everything(node: Node | None) -> bool:
+    return node == ANYTHING
+
+
+@lru_cache(maxsize=256)
+def excluding(words: tuple[str, ...]) -> str:
+    """Write an expression that matches every text but these."""
+    return anchored(none_of(words))
+
+
+def none_of(words: Sequence[str]) -> Node:
+    """Return an expression for every text but these."""
+    options: list[Node] = [] if "" in words else [EMPTY]
+    firsts = sorted({word[0] for word in words if word})
+    options.append(Concat((Chars(charset.complement(charset.of("".join(firsts)))), ANYTHING)))
+    for first in firsts:
+        rest = none_of([word[1:] for word in words if word.startswith(first)])
+        options.append(join(Chars(charset.of(first)), rest))
+    return either(*options)
+
+
+def one_of(words: list[str]) -> Node:
+    return either(*(join(*(Chars(charset.of(letter)) for letter in word)) for word in words))
+
+
+def sized(low: int, high: int | None) -> Node:
+    """Return an expression for the texts of this many characters."""
+    return Repeat(ANY, low, high)
+
+
+def join(*nodes: Node) -> Node:
+    items: list[Node] = []
+    for node in nodes:
+        items += node.items if isinstance(node, Concat) else [node]
+    return items[0] if len(items) == 1 else Concat(tuple(items))
+
+
+def either(*nodes: Node) -> Node:
+    unique = tuple(dict.fromkeys(nodes))
+    return unique[0] if len(unique) == 1 else Alternation(unique)
+
+
+def _alternatives(node: Node) -> list[Alternative]:
+    match node:
+        case Start():
+            return [(True, EMPTY, False)]
+        case End():
+            return [(False, EMPTY, True)]
+        case _ if not _has_anchor(node):
+            return [(False, node, False)]
+        case Alternation(options):
+            return [found for option in options for found in _alternatives(option)]
+        case Concat(items):
+            return _sequence([_alternatives(item) for item in items])
+        case Repeat(item, low, high):
+            return _repeated(_alternatives(item), low, high)
+    raise AssertionError(node)
+
+
+def _sequence(parts: list[list[Alternative]]) -> list[Alternative]:
+    result: list[Alternative] = [(False, EMPTY, False)]
+    for part in parts:
+        result = [
+            joined
+            for left in result
+            for right in part
+            if (joined := _joined(left, right)) is not None
+        ]
+        if len(result) > MAX_ALTERNATIVES:
+            raise RegexUnsupported("anchors in too many places")
+    return result
+
+
+def _joined(left: Alternative, right: Alternative) -> Alternative | None:
+    """Return left then right; None: it never matches, as something stands beyond an anchor."""
+    first, second = left[1], right[1]
+    if right[0] and first != EMPTY:
+        if not nullable(first):
+            return None
+        first = EMPTY
+    if left[2] and second != EMPTY:
+        if not nullable(second):
+            return None
+        second = EMPTY
+    return left[0] or right[0], join(first, second), left[2] or right[2]
+
+
+def _repeated(found: list[Alternative], low: int, high: int | None) -> list[Alternative]:
+    """Repeat what has an anchor on one side at most: that one comes last, or first."""
+    once = [] if low else [(False, EMPTY, False)]
+    if high == 1:
+        return once + found
+    if high is not None or low > 1:
+        raise RegexUnsupported("a repeated anchor")
+    free = [core for start, core, end in found if not start and not end]
+    star: list[Alternative] = [(False, Repeat(either(*free), 0, None) if free else EMPTY, False)]
+    firsts = [one for one in found if one[0] and not one[2]]
+    lasts = [one for one in found if one[2] and not one[0]]
+    both = [one for one in found if one[0] and one[2]]
+    middle = _sequence([[(False, EMPTY, False), *firsts], star, [(False, EMPTY, False), *lasts]])
+    result = middle + both
+    return result if low == 0 else _sequence([found, result])
+
+
+def _has_anchor(node: Node) -> bool:
+    match node:
+        case Start() | End():
+            return True
+        case Concat(items) | Alternation(items):
+            return any(_has_anchor(item) for item in items)
+        case Repeat(item, _, _):
+            return _has_anchor(item)
+    return False
+
+
+def _written(node: Node, inside: bool = False) -> str:
+    """inside: it has to be one item of a sequence, so an alternation needs a group."""
+    match node:
+        case Chars(ranges, class_text):
+            return class_text or _written_set(ranges)
+        case Concat(items):
+            return "".join(_written(item, inside=True) for item in items)
+        case Alternation(options):
+            text = "|".join(_written(option) for option in options if option != EMPTY)
+            if EMPTY in options:  # not every library takes an empty option
+                return f"(?:{text})?"
+            return f"(?:{text})" if inside else text
+        case Repeat(item, low, high):
+            text = _written(item, inside=True)
+            # One group, not two: xgrammar mistakes what is optional in a group within a group.
+            one_group = isinstance(item, Alternation) and EMPTY not in item.options
+            if not isinstance(item, Chars) and not one_group:
+                text = f"(?:{text})"
+            return text + _quantifier(low, high)
+    raise AssertionError(node)
+
+
+def _quantifier(low: int, high: int | None) -> str:
+    known = {(0, None): "*", (1, None): "+", (0, 1): "?"}
+    if (low, high) in known:
+        return known[low, high]
+    return f"{{{low},}}" if high is None else f"{{{low}}}" if low == high else f"{{{low},{high}}}"
+
+
+def _written_set(ranges: charset.Ranges) -> str:
+    if ranges == charset.EVERY:
+        return r"[\s\S]"
+    if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+        return _escaped(ranges[0][0], r"\.*+?()[]{}|^$/")
+    inverted = ranges[-1][1] == charset.LAST
+    listed = charset.complement(ranges) if inverted else ranges
+    return f"[{'^' if inverted else ''}{''.join(_written_range(*one) for one in listed)}]"
+
+
+def _written_range(low: int, high: int) -> str:
+    ends = [_escaped(code, r"\]^-[") for code in (low, high)]
+    return ends[0] if low == high else "-".join(ends) if high > low + 1 else "".join(ends)
+
+
+def _escaped(code: int, special: str) -> str:
+    if 0xD800 <= code < 0xE000 or code < 0x20 or 0x7F <= code < 0xA0 or code in (0x2028, 0x2029):
+        return f"\\u{code:04x}"
+    return f"\\{chr(code)}" if chr(code) in special else chr(code)

@@ -1,0 +1,65 @@
+"""What can be known of patterns, each by its text; every answer is right or "not known"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from structgen.grammar.schema import language
+from structgen.grammar.schema.automaton import Automaton, TooLarge, shortest_common
+from structgen.grammar.schema.regex import RegexUnsupported, parse
+
+
+@lru_cache(maxsize=1024)
+def supported(pattern: str) -> bool:
+    """Whether the pattern can be said without anchors inside, look-around and the like.
+
+    Raises RegexError: not a regular expression.
+    """
+    try:
+        parse(pattern)
+        language.whole(pattern)
+    except RegexUnsupported:
+        return False
+    return True
+
+
+@lru_cache(maxsize=4096)
+def found_in(pattern: str, text: str) -> bool | None:
+    automaton = _automaton(pattern)
+    if automaton is None:
+        return None if language.whole(pattern) is not None else False
+    if not automaton.accepts(text):
+        return False
+    return True if automaton.exact else None
+
+
+def universal(pattern: str) -> bool:
+    """Whether the pattern is plainly found in every text."""
+    return language.everything(language.whole(pattern))
+
+
+def disjoint(patterns: Sequence[str], longest: int | None = None) -> bool:
+    """Whether provably no text, of at most `longest` characters, has all of the patterns."""
+    return _disjoint(tuple(dict.fromkeys(patterns)), longest)
+
+
+@lru_cache(maxsize=1024)
+def _disjoint(patterns: tuple[str, ...], longest: int | None) -> bool:
+    if any(language.whole(pattern) is None for pattern in patterns):
+        return True
+    automata = [_automaton(pattern) for pattern in patterns]
+    known = [automaton for automaton in automata if automaton is not None]
+    try:
+        return bool(known) and shortest_common(known, longest) is None
+    except TooLarge:
+        return False
+
+
+@lru_cache(maxsize=1024)
+def _automaton(pattern: str) -> Automaton | None:
+    node = language.whole(pattern)
+    try:
+        return None if node is None else Automaton(node)
+    except TooLarge:
+        return None
