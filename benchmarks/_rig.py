@@ -19,8 +19,8 @@ from _masks import MaskKind
 
 from structgen.config import EngineConfig
 from structgen.engine.core import EngineCore, Inbound
-from structgen.grammar import build_backend
 from structgen.grammar.base import Vocabulary
+from structgen.grammar.choosing import Backends
 from structgen.grammar.manager import GrammarManager
 from structgen.messages import Abort, EngineRequest
 from structgen.model import sources
@@ -164,7 +164,7 @@ class Rig:
         self._token_bytes = tokenizer.token_bytes[: self.vocab_size]
         self._compiled: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
         self._grammars = GrammarManager(
-            build_backend("xgrammar", Vocabulary(self._token_bytes)),
+            Backends(Vocabulary(self._token_bytes)),
             self.vocab_size,
             self._compiled.put,
             threads=1,

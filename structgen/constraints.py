@@ -26,7 +26,20 @@ class Whitespace(StrEnum):
     FLEXIBLE = "flexible"
 
 
-class _Constraint(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, tag=True):
+class Backend(StrEnum):
+    """The library that enforces a constraint; AUTO is the first that enforces all of it."""
+
+    AUTO = "auto"
+    XGRAMMAR = "xgrammar"
+    LLGUIDANCE = "llguidance"
+    OUTLINES_CORE = "outlines_core"
+
+
+class _Constraint(
+    msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, tag=True, kw_only=True
+):
+    backend: Backend = Backend.AUTO
+
     def key(self) -> str:
         """Return a stable hex digest, equal for equal constraints in every process."""
         return hashlib.sha256(msgspec.msgpack.encode(self)).hexdigest()
@@ -35,11 +48,13 @@ class _Constraint(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tr
 class JsonSchema(_Constraint, frozen=True, tag="json_schema"):
     """One JSON value valid under `schema` (JSON text, key order kept, minified on construction).
 
+    best_effort: go on without the keywords that nothing can enforce, instead of refusing them.
     Raises ConstraintError: the text is not JSON, or not an object or a boolean.
     """
 
     schema: str
     whitespace: Whitespace = Whitespace.COMPACT
+    best_effort: bool = False
 
     def __post_init__(self) -> None:
         parsed = _parse_json(self.schema, f"{FIELD}.json_schema")

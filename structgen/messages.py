@@ -11,6 +11,7 @@ from enum import StrEnum
 import msgspec
 
 from structgen.errors import WireError
+from structgen.keywords import KeywordReport
 from structgen.logprobs import TokenLogprobs
 from structgen.params import SamplingParams
 
@@ -62,12 +63,13 @@ class Shutdown(_Message, frozen=True):
 
 
 class ConstraintInfo(_Message, frozen=True):
-    """Which backend enforces the constraint, and what compiling it cost."""
+    """Which backend enforces the constraint, how, and what compiling it cost."""
 
     backend: str
     compile_s: float
     cached: bool
     key: str
+    keywords: list[KeywordReport] = []
 
 
 class RequestStats(_Message, frozen=True):

@@ -7,8 +7,8 @@ import queue
 from structgen import logs
 from structgen.config import EngineConfig, let_threads_sleep
 from structgen.engine.core import EngineCore, Inbound
-from structgen.grammar import build_backend
 from structgen.grammar.base import Vocabulary
+from structgen.grammar.choosing import Backends
 from structgen.grammar.manager import GrammarManager
 from structgen.messages import ModelInfo
 from structgen.tokenizer import Tokenizer
@@ -37,8 +37,10 @@ def build_core(config: EngineConfig) -> tuple[EngineCore, ModelInfo]:
     )
     info = executor.runner.info
     inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
+    backends = Backends(Vocabulary(tokenizer.token_bytes[: info.vocab_size]))
+    backends.warm_up()
     grammars = GrammarManager(
-        build_backend("xgrammar", Vocabulary(tokenizer.token_bytes[: info.vocab_size])),
+        backends,
         info.vocab_size,
         inbox.put,
         threads=config.compile_threads,

@@ -24,14 +24,15 @@ class ConstraintStatus(StrEnum):
     NOT_CONSTRAINED = "not_constrained"
     COMPLETE = "complete"  # the text obeys the constraint as it stands
     INCOMPLETE = "incomplete"  # it is a beginning of such a text
-    VIOLATED = "violated"
+    VIOLATED = "violated"  # the validator found that it does not
 
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True):
     """How an answer ended.
 
     stop_id, stop_string: what ended it; neither is part of the answer (unless `include_stop`).
-    detail: which masks left nothing, when the reason is DEAD_END.
+    detail: which masks left nothing, when the reason is DEAD_END.  verified: an independent
+    validator agrees that the text obeys the constraint.
     """
 
     reason: FinishReason
@@ -39,6 +40,7 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
     stop_id: int | None = None
     stop_string: str | None = None
     detail: str = ""
+    verified: bool = False
 
 
 class Piece(NamedTuple):

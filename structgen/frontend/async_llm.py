@@ -7,6 +7,8 @@ outputs into pieces and hands each to its stream:
        ▲                                                              │
        └───────────── EngineRequest, Abort (closed or cancelled) ─────┘
 
+A complete answer under a JSON constraint is judged in a thread before its last piece goes out.
+
 Invariants: a request is in `_streams` from admission until its last word was taken or its caller
 left, and in the output processor while the engine has it; leaving early sends exactly one Abort.
 """
@@ -41,6 +43,8 @@ from structgen.frontend.inputs import (
 )
 from structgen.frontend.outputs import Batch, OutputProcessor, RequestOutput
 from structgen.frontend.stream import Stream
+from structgen.frontend.verdict import Judge, Texts
+from structgen.frontend.verify import Verifiable
 from structgen.messages import Abort, EngineRequest, ModelInfo
 from structgen.tokenizer import Tokenizer
 
@@ -82,6 +86,7 @@ class AsyncLLM:
         self._num_restarts = 0
         self._running = False
         self._closing = False
+        self._closed = False
         self._told_ready = False
         self._loaded: _Loaded | None = None
         self._streams: dict[str, Stream] = {}
@@ -89,6 +94,8 @@ class AsyncLLM:
         self._idle.set()
         self._serials = itertools.count()
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="structgen-encode")
+        self._judge = Judge()
+        self._verifier = ThreadPoolExecutor(1, thread_name_prefix="structgen-verify")
         self._output_task: asyncio.Task[None] | None = None
 
     # ---- life
@@ -121,7 +128,7 @@ class AsyncLLM:
 
     async def close(self) -> None:
         """Fail what is open and stop the engine.  Idempotent."""
-        self._closing = True
+        self._closing = self._closed = True
         if self._output_task is not None:
             self._output_task.cancel()
             await asyncio.wait([self._output_task])
@@ -131,6 +138,7 @@ class AsyncLLM:
         self._set_running(False)
         await self._client.close()
         self._encoder.shutdown(wait=False)
+        self._verifier.shutdown(wait=False)
 
     async def wait_closed(self) -> None:
         """Return once closed.  Raises StructgenError: the engine was given up."""
@@ -186,10 +194,13 @@ class AsyncLLM:
         engine died or the server is draining.  Else what ended this request.
         """
         stream = self._admit(input)
+        constraint, texts = input.params.constraint, Texts()
         try:
             await self._submit(stream, input)
             while not stream.ended:
                 piece = await stream.next()
+                if isinstance(constraint, Verifiable) and (text := texts.whole(piece)) is not None:
+                    piece = await self._verify(piece, text, constraint)
                 if stream.ended:
                     self._release(stream)  # the caller need not come back after the last piece
                 yield piece
@@ -228,6 +239,16 @@ class AsyncLLM:
         if num_chars(input) <= INLINE_CHARS:
             return process(input)
         return await asyncio.get_running_loop().run_in_executor(self._encoder, process, input)
+
+    async def _verify(
+        self, piece: RequestOutput, text: str, constraint: Verifiable
+    ) -> RequestOutput:
+        if self._closed:  # a caller may take what it has left behind at any time
+            return piece
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._verifier, self._judge.judge, piece, text, constraint
+        )
 
     def _release(self, stream: Stream) -> None:
         """Forget a request; the engine must too if it still has it.  Idempotent."""

@@ -42,7 +42,8 @@ class ChoiceFilter:
         self._check_spelling([option.encode() for option in options], params)
         if len(options) == len(choice.options):
             return params
-        return msgspec.structs.replace(params, constraint=Choice(tuple(options)))
+        narrowed = msgspec.structs.replace(choice, options=tuple(options))
+        return msgspec.structs.replace(params, constraint=narrowed)
 
     def _check_spelling(self, texts: Sequence[bytes], params: SamplingParams) -> None:
         limit = params.max_tokens

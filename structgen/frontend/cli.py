@@ -204,8 +204,9 @@ def _pull(given: Namespace) -> int:
 
 def _print_json(answer: GenerationResult | RequestOutput) -> None:
     values = msgspec.structs.asdict(answer)
-    if answer.constraint is not None:  # on the wire to the engine, and so to msgspec, an array
-        values["constraint"] = msgspec.structs.asdict(answer.constraint)
+    if answer.constraint is not None:  # on the wire to the engine, and so to msgspec, arrays
+        keywords = [msgspec.structs.asdict(report) for report in answer.constraint.keywords]
+        values["constraint"] = msgspec.structs.asdict(answer.constraint) | {"keywords": keywords}
     values.pop("others", None)  # each has its own line
     if (error := values.get("error")) is not None:
         values["error"] = str(error)

@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from structgen import config
 from structgen.config import EngineConfig
+from structgen.constraints import Constraint
 from structgen.errors import ConfigError, EngineDead, InvalidRequest, StructgenError
 from structgen.frontend.answer import Finish
 from structgen.frontend.arguments import (
@@ -31,6 +32,8 @@ from structgen.frontend.inputs import GenerationInput, InputProcessor, Prompt
 from structgen.frontend.logprobs import PositionLogprobs
 from structgen.frontend.outputs import Batch, OutputProcessor, RequestOutput, merge_answers
 from structgen.frontend.usage import Timings, Usage
+from structgen.frontend.verdict import Judge, is_complete
+from structgen.frontend.verify import Verifiable
 from structgen.messages import Abort, ConstraintInfo, EngineOutput, EngineRequest, ModelInfo
 from structgen.params import SamplingParams
 from structgen.tokenizer import Tokenizer
@@ -110,6 +113,7 @@ class LLM:
         self._inputs = InputProcessor(self.tokenizer, self._client.model)
         self._outputs = OutputProcessor(self.tokenizer.token_bytes)
         self._serials = itertools.count()
+        self._judge = Judge()
 
     @property
     def model(self) -> ModelInfo:
@@ -141,7 +145,7 @@ class LLM:
                 if abandoned := self._outputs.clear():
                     with contextlib.suppress(EngineDead):
                         self._client.send(Abort(abandoned))
-        return run.results()
+        return run.results(self._judge)
 
     def _answer(self, run: _Run) -> None:
         while True:
@@ -157,7 +161,7 @@ class LLM:
         """Send the next requests, as many as the engine may hold (`max_waiting`)."""
         while len(self._outputs) < self.config.max_waiting and (input := run.next()) is not None:
             request_id = str(next(self._serials))
-            run.start(request_id, input.params.n)
+            run.start(request_id, input.params)
             try:
                 request = self._inputs.process(
                     msgspec.structs.replace(input, request_id=request_id)
@@ -191,54 +195,68 @@ class _Run:
         self._inputs = iter(inputs)
         self._bar = bar
         self._num_tokens = 0
-        self._pieces: dict[str, list[RequestOutput]] = {}
-        self._num_unfinished: dict[str, int] = {}
         # In input order: a request has its place from the start.
-        self._results: dict[str, GenerationResult] = {}
+        self._requests: dict[str, _Request] = {}
 
     def next(self) -> GenerationInput | None:
         return next(self._inputs, None)
 
-    def start(self, request_id: str, num_answers: int) -> None:
-        self._pieces[request_id] = []
-        self._num_unfinished[request_id] = num_answers
-        self._results[request_id] = GenerationResult(request_id=request_id)
+    def start(self, request_id: str, params: SamplingParams) -> None:
+        self._requests[request_id] = _Request(params.constraint, params.n)
 
     def take(self, batch: Batch) -> None:
         for piece in batch.outputs:
-            self._pieces[piece.request_id].append(piece)
-            self._num_tokens += len(piece.token_ids)
-            if piece.finish is not None:
-                self._finish(piece.request_id)
+            self._take_piece(self._requests[piece.request_id], piece)
         for request_id, error in batch.failures:
-            self._end(request_id, error)
+            self._end(self._requests[request_id], error)
 
-    def results(self) -> list[GenerationResult]:
-        return list(self._results.values())
+    def results(self, judge: Judge) -> list[GenerationResult]:
+        """Return the results, after the engine's work: nobody waits while answers are judged."""
+        return [request.result(id, judge) for id, request in self._requests.items()]
 
-    def _finish(self, request_id: str) -> None:
-        self._num_unfinished[request_id] -= 1
-        if not self._num_unfinished[request_id]:
-            self._end(request_id, None)
+    def _take_piece(self, request: _Request, piece: RequestOutput) -> None:
+        request.pieces.append(piece)
+        self._num_tokens += len(piece.token_ids)
+        request.num_unfinished -= piece.finish is not None
+        if not request.num_unfinished:
+            self._end(request, None)
 
-    def _end(self, request_id: str, error: StructgenError | None) -> None:
-        self._results[request_id] = _result(request_id, self._pieces.pop(request_id), error)
+    def _end(self, request: _Request, error: StructgenError | None) -> None:
+        request.end(error)
         self._bar.set_postfix(tokens=self._num_tokens, refresh=False)
         self._bar.update()
 
 
-def _result(
-    request_id: str, pieces: Sequence[RequestOutput], error: StructgenError | None
-) -> GenerationResult:
-    """Join the pieces of a request.  After an error, some answers may have none."""
-    samples = [_sample(answer, error) for answer in merge_answers(pieces)]
-    if not samples or samples[0].index != 0:
-        samples.insert(0, GenerationResult(request_id=request_id, error=error))
-    return msgspec.structs.replace(samples[0], others=samples[1:])
+class _Request:
+    """One request of a run: its pieces while it runs, then its answers.
 
+    After an error some answers may be missing, the first among them.
+    """
 
-def _sample(answer: RequestOutput, error: StructgenError | None) -> GenerationResult:
-    return GenerationResult(**msgspec.structs.asdict(answer), error=error)
+    __slots__ = ("_answers", "_constraint", "_error", "num_unfinished", "pieces")
+
+    def __init__(self, constraint: Constraint | None, num_answers: int) -> None:
+        self.pieces: list[RequestOutput] = []
+        self.num_unfinished = num_answers
+        self._constraint = constraint
+        self._answers: list[RequestOutput] = []
+        self._error: StructgenError | None = None
+
+    def end(self, error: StructgenError | None) -> None:
+        self._answers = merge_answers(self.pieces)
+        self._error = error
+        self.pieces.clear()
+
+    def result(self, request_id: str, judge: Judge) -> GenerationResult:
+        samples = [self._sample(answer, judge) for answer in self._answers]
+        if not samples or samples[0].index != 0:
+            samples.insert(0, GenerationResult(request_id=request_id, error=self._error))
+        return msgspec.structs.replace(samples[0], others=samples[1:])
+
+    def _sample(self, answer: RequestOutput, judge: Judge) -> GenerationResult:
+        if isinstance(self._constraint, Verifiable) and is_complete(answer):
+            answer = judge.judge(answer, answer.text, self._constraint)
+        return GenerationResult(**msgspec.structs.asdict(answer), error=self._error)
 
 
 # ---- what the caller passed

@@ -12,6 +12,7 @@ import msgspec
 
 from structgen import config
 from structgen.constraints import (
+    Backend,
     Choice,
     Constraint,
     Ebnf,
@@ -180,19 +181,36 @@ def add_constraint(parser: ArgumentParser) -> None:
         default=Whitespace.COMPACT.value,
         help="between the tokens of JSON (default: compact)",
     )
+    group.add_argument(
+        "--backend",
+        choices=[backend.value for backend in Backend],
+        default=Backend.AUTO.value,
+        help="the library that enforces it (default: auto, the first that enforces all of it)",
+    )
+    group.add_argument(
+        "--best-effort",
+        action="store_true",
+        help="go on without the keywords of the schema that nothing can enforce",
+    )
 
 
 def _constraint(given: Namespace) -> Constraint | None:
-    whitespace = Whitespace(given.whitespace)
+    if given.best_effort and not given.schema:
+        raise InvalidRequest("--best-effort applies to --schema only")
+    whitespace, backend = Whitespace(given.whitespace), Backend(given.backend)
     if given.schema:
-        return JsonSchema(_read(given.schema), whitespace)
+        return JsonSchema(_read(given.schema), whitespace, given.best_effort, backend=backend)
     if given.json_object:
-        return JsonObject(whitespace)
+        return JsonObject(whitespace, backend=backend)
     if given.regex is not None:
-        return Regex(given.regex)
+        return Regex(given.regex, backend=backend)
     if given.ebnf:
-        return Ebnf(_read(given.ebnf))
-    return Choice(tuple(given.choice)) if given.choice else None
+        return Ebnf(_read(given.ebnf), backend=backend)
+    if given.choice:
+        return Choice(tuple(given.choice), backend=backend)
+    if backend is not Backend.AUTO:
+        raise InvalidRequest("--backend applies to a constraint, got none")
+    return None
 
 
 def _read(file: Path) -> str:

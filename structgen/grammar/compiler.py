@@ -1,6 +1,6 @@
 """Compiling constraints off the loop: a pool, a bounded cache, one compile per constraint.
 
-Loop thread only, except for `_work`, which runs in the pool and touches nothing but the backend.
+Loop thread only, except for `_work`, which runs in the pool and touches nothing but the backends.
 However many requests ask for a constraint, it is compiled once; each is told through `post`, which
 must be safe to call from any thread.  A refusal is remembered like a success.
 """
@@ -16,23 +16,22 @@ import msgspec
 
 from structgen.constraints import Constraint
 from structgen.errors import ConstraintError
-from structgen.grammar.base import CompiledConstraint, GrammarBackend
+from structgen.grammar.choosing import Backends, Chosen
 
 FAILURE_BYTES = 256  # what a remembered refusal is counted as
 
 
 class Compiled(msgspec.Struct, frozen=True):
-    """The outcome of one compile: exactly one of `grammar` and `error` is set."""
+    """The outcome of one compile: exactly one of `chosen` and `error` is set."""
 
     constraint: Constraint
-    backend: GrammarBackend
     seconds: float
-    grammar: CompiledConstraint | None = None
+    chosen: Chosen | None = None
     error: Exception | None = None
 
     @property
     def size_bytes(self) -> int:
-        return self.grammar.size_bytes if self.grammar else FAILURE_BYTES
+        return self.chosen.grammar.size_bytes if self.chosen else FAILURE_BYTES
 
 
 class Compiler:
@@ -40,14 +39,14 @@ class Compiler:
 
     def __init__(
         self,
-        backend: GrammarBackend,
+        backends: Backends,
         post: Callable[[Compiled], None],
         *,
         threads: int,
         max_bytes: int,
         max_entries: int,
     ) -> None:
-        self._backend = backend
+        self._backends = backends
         self._post = post
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="compile")
         self._max_bytes = max_bytes
@@ -85,7 +84,7 @@ class Compiler:
     def land(self, compiled: Compiled) -> None:
         """Take an outcome back from `post` and keep it, evicting the least recently used."""
         del self._in_flight[compiled.constraint]
-        if isinstance(compiled.error, ConstraintError) or compiled.grammar:
+        if isinstance(compiled.error, ConstraintError) or compiled.chosen:
             self._cache[compiled.constraint] = compiled
             self._cache_bytes += compiled.size_bytes
         while len(self._cache) > self._max_entries or self._cache_bytes > self._max_bytes:
@@ -97,11 +96,11 @@ class Compiler:
 
     def _work(self, constraint: Constraint) -> None:
         started = time.perf_counter()
-        grammar: CompiledConstraint | None = None
+        chosen: Chosen | None = None
         failure: Exception | None = None
         try:
-            grammar = self._backend.compile(constraint)
+            chosen = self._backends.compile(constraint)
         except Exception as error:  # whatever a library throws is this constraint's misfortune
             failure = error
         seconds = time.perf_counter() - started
-        self._post(Compiled(constraint, self._backend, seconds, grammar, failure))
+        self._post(Compiled(constraint, seconds, chosen, failure))

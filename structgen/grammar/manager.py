@@ -19,6 +19,7 @@ from structgen.constraints import Constraint
 from structgen.errors import InternalError, StructgenError
 from structgen.grammar import bitmask
 from structgen.grammar.base import GrammarBackend, GrammarError, Matcher
+from structgen.grammar.choosing import Backends
 from structgen.grammar.compiler import Compiled, Compiler
 from structgen.grammar.filters import TokenFilter
 from structgen.messages import ConstraintInfo
@@ -54,11 +55,11 @@ class Casualty(msgspec.Struct, frozen=True):
 
 
 class GrammarManager:
-    """backend: the library in use.  post: hands a finished compile to the loop thread."""
+    """backends: the libraries.  post: hands a finished compile to the loop thread."""
 
     def __init__(
         self,
-        backend: GrammarBackend,
+        backends: Backends,
         vocab_size: int,
         post: Callable[[Compiled], None],
         *,
@@ -66,10 +67,10 @@ class GrammarManager:
         cache_bytes: int,
         cache_entries: int,
     ) -> None:
-        self._backend = backend
+        self._backends = backends
         self._vocab_size = vocab_size
         self._compiler = Compiler(
-            backend, post, threads=threads, max_bytes=cache_bytes, max_entries=cache_entries
+            backends, post, threads=threads, max_bytes=cache_bytes, max_entries=cache_entries
         )
         self._waiting: dict[Constraint, list[Constrained]] = {}
         self._stop_sets: dict[frozenset[int], bitmask.TokenSet] = {}
@@ -163,18 +164,19 @@ class GrammarManager:
         self._compiler.close()
 
     def _attach(self, request: Constrained, compiled: Compiled, *, cached: bool) -> None:
-        if compiled.grammar is None:
+        if compiled.chosen is None:
             error = compiled.error
             if isinstance(error, StructgenError):
                 raise error
             raise InternalError(f"compiling the constraint failed: {error}")
-        request.matcher = compiled.grammar.new_matcher()
+        request.matcher = compiled.chosen.grammar.new_matcher()
         request.compiling = False
         request.constraint_info = ConstraintInfo(
-            backend=compiled.backend.name,
+            backend=compiled.chosen.backend.name,
             compile_s=compiled.seconds,
             cached=cached,
             key=compiled.constraint.key(),
+            keywords=compiled.chosen.keywords,
         )
 
     def _is_restricted(self, request: Constrained) -> bool:
@@ -193,41 +195,42 @@ class GrammarManager:
     def _fill_grammars(
         self, requests: Sequence[Constrained], words: bitmask.Words
     ) -> list[Casualty]:
-        """Fill rows from matchers, one call for all; rows without a matcher allow everything."""
-        rows: list[int] = []
-        matchers: list[Matcher] = []
+        """Fill rows from matchers, in one call for each library; other rows allow everything."""
+        by_backend: dict[str, list[int]] = {}
         for row, request in enumerate(requests):
             if request.matcher is None:
                 words[row] = self._full
             elif request.id in self._peeked:
                 words[row] = self._peeked.pop(request.id)
             else:
-                rows.append(row)
-                matchers.append(request.matcher)
-        if not matchers:
-            return []
-        try:
-            self._backend.fill(matchers, words, rows)
-        except Exception:  # a library error does not say for which row: find out one by one
-            return self._fill_each(requests, words, rows)
-        words &= self._full
-        return []
-
-    def _fill_each(
-        self, requests: Sequence[Constrained], words: bitmask.Words, rows: Sequence[int]
-    ) -> list[Casualty]:
-        casualties = []
-        for row in rows:
-            request = requests[row]
-            assert request.matcher is not None
-            try:
-                self._backend.fill([request.matcher], words, [row])
-            except Exception as error:
-                failure = InternalError(f"no mask for the constraint: {error}")
-                casualties.append(Casualty(request.id, failure.message, failure))
-                words[row] = self._full
+                by_backend.setdefault(_backend_of(request), []).append(row)
+        casualties: list[Casualty] = []
+        for name, rows in by_backend.items():
+            casualties += self._fill_rows(self._backends.get(name), requests, words, rows)
         words &= self._full
         return casualties
+
+    def _fill_rows(
+        self,
+        backend: GrammarBackend,
+        requests: Sequence[Constrained],
+        words: bitmask.Words,
+        rows: list[int],
+    ) -> list[Casualty]:
+        """Fill rows of one library.  If it fails, find out for which row, one by one."""
+        try:
+            backend.fill([_matcher_of(requests[row]) for row in rows], words, rows)
+        except Exception as error:
+            if len(rows) > 1:
+                return [
+                    casualty
+                    for row in rows
+                    for casualty in self._fill_rows(backend, requests, words, [row])
+                ]
+            failure = InternalError(f"no mask for the constraint: {error}")
+            words[rows[0]] = self._full
+            return [Casualty(requests[rows[0]].id, failure.message, failure)]
+        return []
 
     def _fold(self, request: Constrained, row: bitmask.Words) -> None:
         """Fold into a grammar's row the stop ids, exactly where it may end, and the filter.
@@ -252,7 +255,8 @@ class GrammarManager:
         """Whether nothing but stopping is legal for a matcher that accepts."""
         assert request.matcher is not None
         self._scratch[:] = 0
-        self._backend.fill([request.matcher], self._scratch, [0])
+        backend = self._backends.get(_backend_of(request))
+        backend.fill([request.matcher], self._scratch, [0])
         row = self._scratch[0] & self._full
         self._stop_set(request.stop_ids).ban(row)
         if row.any():
@@ -266,6 +270,16 @@ class GrammarManager:
                 self._stop_sets.clear()
             stops = self._stop_sets[stop_ids] = bitmask.TokenSet(stop_ids)
         return stops
+
+
+def _backend_of(request: Constrained) -> str:
+    assert request.constraint_info is not None, f"{request.id} has no constraint"
+    return request.constraint_info.backend
+
+
+def _matcher_of(request: Constrained) -> Matcher:
+    assert request.matcher is not None, f"{request.id} has no matcher"
+    return request.matcher
 
 
 def _dead_end(request: Constrained) -> str:

@@ -15,6 +15,7 @@ from structgen.engine.core import EngineCore, Inbound
 from structgen.errors import ConstraintError
 from structgen.grammar import bitmask
 from structgen.grammar.base import CompiledConstraint, GrammarBackend, GrammarError, Matcher
+from structgen.grammar.choosing import Backends, Chosen
 from structgen.grammar.manager import GrammarManager
 from structgen.logprobs import TokenLogprobs
 from structgen.messages import EngineOutput, EngineRequest
@@ -123,6 +124,19 @@ class ToyBackend(GrammarBackend):
             words[row] = bitmask.pack(matcher.allowed(), VOCAB)
 
 
+class ToyBackends(Backends):
+    """The toy backend alone, whatever is asked for."""
+
+    def __init__(self, backend: ToyBackend) -> None:
+        self._backend = backend
+
+    def get(self, name: str) -> GrammarBackend:
+        return self._backend
+
+    def compile(self, constraint: Constraint) -> Chosen:
+        return Chosen(self._backend, self._backend.compile(constraint))
+
+
 class ToyCompiled(CompiledConstraint):
     def __init__(self, options: tuple[str, ...], refuse: set[int]) -> None:
         self._options = options
@@ -174,7 +188,12 @@ class StubEngine:
         self.backend = ToyBackend()
         self.inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
         self.grammars = GrammarManager(
-            self.backend, VOCAB, self.inbox.put, threads=2, cache_bytes=1000, cache_entries=8
+            ToyBackends(self.backend),
+            VOCAB,
+            self.inbox.put,
+            threads=2,
+            cache_bytes=1000,
+            cache_entries=8,
         )
         self.core = EngineCore(
             config,

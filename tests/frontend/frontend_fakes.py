@@ -72,6 +72,17 @@ def echo(request: EngineRequest) -> list[EngineOutput]:
     ]
 
 
+def completing(request: EngineRequest) -> list[EngineOutput]:
+    """Echo the prompt, as what a constraint would have let through."""
+    echoed = echo(request)
+    return [
+        EngineOutput(o.id, o.new_ids, FinishReason.CONSTRAINT_COMPLETE, index=o.index)
+        if o.finish is not None
+        else o
+        for o in echoed
+    ]
+
+
 def silent(request: EngineRequest) -> list[EngineOutput]:
     return []
 

@@ -21,6 +21,7 @@ from structgen.frontend.inputs import GenerationInput
 from structgen.frontend.logprobs import PositionLogprobs, TokenLogprob
 from structgen.frontend.outputs import RequestOutput
 from structgen.frontend.usage import Timings, Usage
+from structgen.keywords import KeywordReport, Treatment
 from structgen.messages import ConstraintInfo, FinishReason, ModelInfo
 from structgen.tokenizer import ChatMessage
 
@@ -39,6 +40,11 @@ MODEL = ModelInfo(
     block_size=16,
     num_blocks=64,
     threads=1,
+)
+
+
+INFO = ConstraintInfo(
+    "xgrammar", 0.25, False, "key", [KeywordReport("/title", "title", Treatment.ANNOTATION)]
 )
 
 
@@ -180,14 +186,13 @@ class ScriptedLLM:
 
 
 def first_piece(request_id: str, text: str, constrained: bool) -> RequestOutput:
-    info = ConstraintInfo("xgrammar", 0.25, False, "key") if constrained else None
     return RequestOutput(
         request_id=request_id,
         text=text,
         token_ids=[7],
         usage=Usage(5, 3, 1, 1),
         timings=Timings(0.5, 0.25, 1.0, 0.0, 1.75),
-        constraint=info,
+        constraint=INFO if constrained else None,
     )
 
 
@@ -209,10 +214,12 @@ def last_piece(request_id: str, text: str, constrained: bool) -> RequestOutput:
         request_id=request_id,
         text=text,
         token_ids=[8],
-        finish=Finish(reason=FinishReason.STOP, constraint_status=status, stop_id=0),
+        finish=Finish(
+            reason=FinishReason.STOP, constraint_status=status, stop_id=0, verified=constrained
+        ),
         usage=Usage(5, 3, 3, 2),
         timings=Timings(0.5, 0.25, 1.0, 2.0, 1.75),
-        constraint=ConstraintInfo("xgrammar", 0.25, False, "key") if constrained else None,
+        constraint=INFO if constrained else None,
     )
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import random
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 
 import pytest
-from frontend_fakes import FakeEngineClient, ToyTokenizer, echo, model_info, silent
+from frontend_fakes import FakeEngineClient, ToyTokenizer, completing, echo, model_info, silent
 
 from structgen.config import EngineConfig
+from structgen.constraints import Choice, JsonObject, JsonSchema
 from structgen.errors import (
     ConfigError,
     ConstraintError,
@@ -23,6 +26,8 @@ from structgen.errors import (
     WireError,
     to_wire,
 )
+from structgen.frontend import verify
+from structgen.frontend.answer import ConstraintStatus
 from structgen.frontend.async_llm import INLINE_CHARS, AsyncLLM
 from structgen.frontend.inputs import GenerationInput
 from structgen.frontend.outputs import RequestOutput, merge, merge_answers
@@ -353,6 +358,139 @@ async def test_complete_answers_are_delivered_before_the_failure_of_their_reques
 
 
 # ---- a dying engine
+
+
+# ---- verdicts
+
+
+def verdict(answer: RequestOutput) -> tuple[ConstraintStatus, bool]:
+    assert answer.finish is not None
+    return answer.finish.constraint_status, answer.finish.verified
+
+
+VERIFIED = (ConstraintStatus.COMPLETE, True)
+UNVERIFIED = (ConstraintStatus.COMPLETE, False)
+VIOLATED = (ConstraintStatus.VIOLATED, False)
+
+
+@asynchronous
+@pytest.mark.parametrize(
+    ("constraint", "text", "expected"),
+    [
+        (JsonSchema('{"maximum": 5}'), "5", VERIFIED),
+        (JsonSchema('{"maximum": 5}'), "6", VIOLATED),
+        (JsonSchema('{"maximum": 5}', best_effort=True), "6", VIOLATED),
+        (JsonSchema("true"), '{"a": 1, "a": 1}', VIOLATED),
+        (JsonSchema('{"$ref": "elsewhere"}'), "6", UNVERIFIED),
+        (JsonObject(), "{}", VERIFIED),
+        (JsonObject(), "[]", VIOLATED),
+        (Choice(("yes", "no")), "yes", UNVERIFIED),
+        (None, "{}", (ConstraintStatus.NOT_CONSTRAINED, False)),
+    ],
+)
+async def test_the_whole_text_of_a_complete_answer_is_judged(constraint, text, expected):
+    client = FakeEngineClient(completing)
+    async with started(client) as llm:
+        whole = await answer(llm, say(text, constraint=constraint))
+        assert (whole.text, verdict(whole)) == (text, expected)
+        assert_nothing_left(llm, client)
+
+
+@asynchronous
+async def test_an_incomplete_answer_is_not_judged():
+    def cut(request: EngineRequest) -> list[EngineOutput]:
+        return [EngineOutput(request.id, [ord("[")], FinishReason.MAX_TOKENS)]
+
+    async with started(FakeEngineClient(cut)) as llm:
+        constraint = JsonSchema("true", best_effort=True)
+        whole = await answer(llm, say(constraint=constraint))
+        assert verdict(whole) == (ConstraintStatus.INCOMPLETE, False)
+
+
+@asynchronous
+async def test_each_of_several_answers_has_its_own_verdict():
+    def script(request: EngineRequest) -> list[EngineOutput]:
+        end = FinishReason.CONSTRAINT_COMPLETE
+        return [
+            EngineOutput(request.id, list(b"1")),
+            EngineOutput(request.id, list(b"2"), index=1),
+            EngineOutput(request.id, list(b"0"), end),
+            EngineOutput(request.id, [], end, index=1),
+            EngineOutput(request.id, list(b"x"), FinishReason.MAX_TOKENS, index=2),
+        ]
+
+    async with started(FakeEngineClient(script)) as llm:
+        params = say(constraint=JsonSchema('{"maximum": 5}'), n=3)
+        answers = merge_answers([piece async for piece in llm.generate(params)])
+        assert [answer.text for answer in answers] == ["10", "2", "x"]
+        incomplete = (ConstraintStatus.INCOMPLETE, False)
+        assert [verdict(answer) for answer in answers] == [VIOLATED, VERIFIED, incomplete]
+
+
+@asynchronous
+async def test_a_violation_is_an_error_in_the_log_without_the_text(caplog):
+    caplog.set_level(logging.INFO, "structgen")
+    async with started(FakeEngineClient(completing)) as llm:
+        for number in (1, 2):
+            await answer(llm, say('"secret"', f"r{number}", constraint=JsonSchema("false")))
+    errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    assert [("request=r1" in e, "violations=1" in e) for e in errors] == [(1, 1), (0, 0)]
+    assert "violations=2" in errors[1]
+    assert "secret" not in caplog.text
+
+
+@asynchronous
+async def test_other_requests_go_on_while_an_answer_is_judged(monkeypatch):
+    begun, over = threading.Event(), threading.Event()
+    threads = []
+
+    def slow(constraint: JsonSchema, text: str) -> bool:
+        threads.append(threading.current_thread())
+        begun.set()
+        return over.wait(10)
+
+    monkeypatch.setattr(verify, "is_met", slow)
+    client = FakeEngineClient(completing)
+    async with started(client) as llm:
+        judged = asyncio.create_task(answer(llm, say("{}", constraint=JsonObject())))
+        await until(begun.is_set)
+        assert (await answer(llm, say("free"))).text == "free"
+        assert (llm.num_open, judged.done()) == (1, False)
+        over.set()
+        assert verdict(await judged) == VERIFIED
+        assert threads[0] is not threading.current_thread()
+        assert_nothing_left(llm, client)
+
+
+@asynchronous
+async def test_a_caller_that_leaves_while_its_answer_is_judged_leaves_nothing(monkeypatch):
+    begun, over = threading.Event(), threading.Event()
+    monkeypatch.setattr(verify, "is_met", lambda *given: begun.set() or over.wait(10))
+    client = FakeEngineClient(completing)
+    async with started(client) as llm:
+        task = asyncio.create_task(answer(llm, say("{}", constraint=JsonObject())))
+        await until(begun.is_set)
+        task.cancel()
+        await asyncio.wait([task])
+        over.set()
+        assert client.aborted == []
+        assert_nothing_left(llm, client)
+
+
+@asynchronous
+async def test_a_complete_answer_that_is_taken_after_closing_is_not_judged():
+    client = FakeEngineClient(completing)
+    async with started(client) as llm:
+        stream = llm.generate(say("{}", constraint=JsonObject()))
+        first = await anext(stream)
+        await until(lambda: not client.open_ids)
+        await settle()
+        await llm.close()
+        whole = merge([first, *[piece async for piece in stream]])
+        assert (whole.text, verdict(whole)) == ("{}", UNVERIFIED)
+
+
+# ---- a dead engine
 
 
 @asynchronous

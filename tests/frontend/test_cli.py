@@ -13,7 +13,15 @@ import pytest
 from scripted_llm import ScriptedLLM, serving_aside
 
 from structgen.config import EngineConfig, ServerConfig
-from structgen.constraints import Choice, Ebnf, JsonObject, JsonSchema, Regex, Whitespace
+from structgen.constraints import (
+    Backend,
+    Choice,
+    Ebnf,
+    JsonObject,
+    JsonSchema,
+    Regex,
+    Whitespace,
+)
 from structgen.errors import InvalidRequest
 from structgen.frontend import cli, llm
 from structgen.frontend.grpc import server
@@ -22,6 +30,7 @@ from structgen.params import SamplingParams
 from structgen.tokenizer import ChatMessage
 
 SCHEMA = '{"type":"object"}'
+LLGUIDANCE = ["--backend", "llguidance"]
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +233,13 @@ def test_generate_names_the_line_that_is_no_prompt(
     [
         (["--schema", "FILE"], JsonSchema(SCHEMA)),
         (["--schema", "FILE", "--whitespace", "flexible"], JsonSchema(SCHEMA, Whitespace.FLEXIBLE)),
+        (["--schema", "FILE", "--best-effort"], JsonSchema(SCHEMA, best_effort=True)),
+        (["--schema", "FILE", *LLGUIDANCE], JsonSchema(SCHEMA, backend=Backend.LLGUIDANCE)),
         (["--json-object"], JsonObject()),
+        (["--json-object", *LLGUIDANCE], JsonObject(backend=Backend.LLGUIDANCE)),
+        (["--regex", "a", *LLGUIDANCE], Regex("a", backend=Backend.LLGUIDANCE)),
+        (["--ebnf", "FILE", *LLGUIDANCE], Ebnf(SCHEMA, backend=Backend.LLGUIDANCE)),
+        (["--choice", "a", *LLGUIDANCE], Choice(("a",), backend=Backend.LLGUIDANCE)),
         (["--regex", "a+"], Regex("a+")),
         (["--ebnf", "FILE"], Ebnf(SCHEMA)),
         (["--choice", "yes", "--choice", "no"], Choice(("yes", "no"))),
@@ -236,6 +251,18 @@ def test_constraints_can_be_given(arguments: list[str], constraint: object, tmp_
     arguments = [str(file) if argument == "FILE" else argument for argument in arguments]
     assert cli.main(["generate", *arguments]) == 0
     assert FakeLLM.asked[1].constraint == constraint
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize(
+    "arguments",
+    [LLGUIDANCE, ["--best-effort"], ["--regex", "a", "--best-effort"]],
+)
+def test_an_option_that_applies_to_nothing_is_refused(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["generate", *arguments]) == 1
+    assert "applies to" in capsys.readouterr().err
 
 
 def test_two_constraints_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -261,7 +288,11 @@ def test_call_prints_the_whole_answer_as_json(
     answer = json.loads(capsys.readouterr().out)
     assert json.loads(answer["text"]) == {"name": "Ada"}
     assert answer["finish"]["constraint_status"] == "complete"
+    assert answer["finish"]["verified"] is True
     assert answer["constraint"]["backend"] == "xgrammar"
+    assert answer["constraint"]["keywords"] == [
+        {"pointer": "/title", "keyword": "title", "treatment": "annotation"}
+    ]
     assert inputs[0].params == SamplingParams(seed=3, constraint=JsonObject())
 
 

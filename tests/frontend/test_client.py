@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from pydantic import BaseModel
-from scripted_llm import ScriptedLLM, position, serving, serving_aside
+from scripted_llm import INFO, ScriptedLLM, position, serving, serving_aside
 
 from structgen.client import AsyncClient, Client
 from structgen.constraints import JsonObject, JsonSchema, Regex
@@ -60,6 +60,7 @@ def test_an_answer_has_all_that_the_server_told(client: Client) -> None:
     assert answer.finish_reason is FinishReason.STOP
     assert answer.stop_id == 0
     assert answer.parsed is None
+    assert not answer.verified
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 3
     assert answer.timings is not None
@@ -72,8 +73,8 @@ def test_a_model_class_is_a_schema_and_comes_back_as_an_object(
     answer = client.generate("json", constraint=Person)
     assert answer.parsed == Person(name="Ada")
     assert llm.inputs[0].params.constraint == JsonSchema.of(Person)
-    assert answer.constraint is not None
-    assert answer.constraint.compile_s == 0.25
+    assert answer.verified
+    assert answer.constraint == INFO
 
 
 def test_several_answers_are_the_samples_of_the_first(client: Client) -> None:
@@ -131,7 +132,8 @@ def test_the_pieces_of_a_stream_make_the_answer(client: Client) -> None:
     assert "".join(piece.text for piece in pieces) == '{"name": "Ada"}'
     assert {piece.request_id for piece in pieces} == {"me"}
     assert pieces[-1].finish is not None
-    assert pieces[-1].constraint is not None
+    assert pieces[-1].finish.verified
+    assert pieces[-1].constraint == INFO
     assert [piece.finish for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
 
 

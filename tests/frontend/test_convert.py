@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from structgen.constraints import (
+    Backend,
     Choice,
     Constraint,
     Ebnf,
@@ -26,21 +29,32 @@ from structgen.errors import (
     StructgenError,
     Unsupported,
 )
-from structgen.frontend.grpc import convert, errors
+from structgen.frontend.answer import ConstraintStatus, Finish
+from structgen.frontend.grpc import convert, errors, results
 from structgen.frontend.grpc._pb import constraint_pb2, generation_pb2
 from structgen.frontend.inputs import GenerationInput
+from structgen.frontend.outputs import RequestOutput
+from structgen.keywords import KeywordReport, Treatment
+from structgen.messages import ConstraintInfo, FinishReason
 from structgen.params import SamplingParams
 from structgen.tokenizer import ChatMessage
 
-CONSTRAINTS = [
-    JsonSchema('{"type": "object", "properties": {"b": {}, "a": {}}}'),
-    JsonSchema("true", Whitespace.FLEXIBLE),
-    JsonObject(),
-    JsonObject(Whitespace.FLEXIBLE),
-    Regex(r"\d+"),
-    Ebnf('start ::= "a"', "start"),
-    Choice(("yes", "no")),
-]
+WORDS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=9)
+BACKENDS = st.sampled_from(Backend)
+WHITESPACES = st.sampled_from(Whitespace)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),
+    max_leaves=5,
+)
+SCHEMAS = st.booleans() | st.dictionaries(WORDS, VALUES, max_size=3)
+CONSTRAINTS = (
+    st.builds(JsonSchema, SCHEMAS.map(json.dumps), WHITESPACES, st.booleans(), backend=BACKENDS)
+    | st.builds(JsonObject, WHITESPACES, backend=BACKENDS)
+    | st.builds(Regex, WORDS, backend=BACKENDS)
+    | st.builds(Ebnf, WORDS, WORDS, backend=BACKENDS)
+    | st.builds(Choice, st.lists(WORDS, min_size=1).map(tuple), backend=BACKENDS)
+)
 
 
 def message(**fields: object) -> generation_pb2.GenerationInput:
@@ -76,10 +90,32 @@ def test_an_explicit_zero_of_max_tokens_is_refused() -> None:
     assert error.field == "input.stopping.max_tokens"
 
 
-@pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda c: type(c).__name__)
+@given(CONSTRAINTS)
 def test_constraints_survive_the_wire(constraint: Constraint) -> None:
     given = GenerationInput(prompt="hi", params=SamplingParams(constraint=constraint))
     assert convert.from_wire(convert.to_wire(given)) == given
+
+
+@pytest.mark.parametrize("verified", [False, True])
+@pytest.mark.parametrize("backend", set(Backend) - {Backend.AUTO})
+def test_what_became_of_a_constraint_survives_the_wire(backend: Backend, verified: bool) -> None:
+    keywords = [KeywordReport(f"/{kind}", kind, kind) for kind in Treatment]
+    answer = RequestOutput(
+        request_id="me",
+        text="1",
+        token_ids=[],
+        finish=Finish(
+            reason=FinishReason.STOP,
+            constraint_status=ConstraintStatus.COMPLETE,
+            verified=verified,
+        ),
+        constraint=ConstraintInfo(backend, 0.5, True, "key", keywords),
+    )
+    options = generation_pb2.ResponseOptions()
+    [whole] = results.from_response(results.to_response([answer], options))
+    assert (whole.finish, whole.constraint) == (answer.finish, answer.constraint)
+    assert results.from_event(results.to_started(answer)).constraint == answer.constraint
+    assert results.from_event(results.to_finished(answer)).finish == answer.finish
 
 
 @pytest.mark.parametrize("prompt", ["text", [1, 2], [ChatMessage("user", "hello")]])
@@ -148,6 +184,27 @@ def test_whitespace_is_refused_where_it_means_nothing() -> None:
     assert error.field == "input.constraint.options.whitespace"
 
 
+@pytest.mark.parametrize("kind", [{"regex": "a"}, {"json_object": True}])
+def test_best_effort_is_refused_where_there_are_no_keywords(kind: dict[str, object]) -> None:
+    options = constraint_pb2.ConstraintOptions(
+        unsupported=constraint_pb2.UNSUPPORTED_POLICY_BEST_EFFORT
+    )
+    error = refusal(message(constraint=constraint_pb2.Constraint(**kind, options=options)))
+    assert isinstance(error, ConstraintError)
+    assert error.field == "input.constraint.options.unsupported"
+    options.unsupported = constraint_pb2.UNSUPPORTED_POLICY_REJECT
+    assert convert.from_wire(message(constraint=constraint_pb2.Constraint(**kind, options=options)))
+
+
+@pytest.mark.parametrize("name", ["backend", "unsupported", "whitespace"])
+def test_an_option_that_is_none_of_ours_is_refused_by_name(name: str) -> None:
+    options = constraint_pb2.ConstraintOptions(**{name: 77})
+    given = constraint_pb2.Constraint(json_schema="true", options=options)
+    error = refusal(message(constraint=given))
+    assert isinstance(error, ConstraintError)
+    assert (error.field, "77" in error.message) == (f"input.constraint.options.{name}", True)
+
+
 @pytest.mark.parametrize(("seconds", "nanos"), [(1, -1), (0, 10**9), (0, 0), (-1, 0)])
 def test_a_malformed_or_empty_time_limit_is_refused(seconds: int, nanos: int) -> None:
     error = refusal(message(time_limit=Duration(seconds=seconds, nanos=nanos)))
@@ -184,7 +241,7 @@ def test_what_is_not_offered_is_refused_by_name(path: str) -> None:
 
 def test_neutral_values_of_what_is_not_offered_are_fine() -> None:
     options = constraint_pb2.ConstraintOptions(
-        backend=constraint_pb2.BACKEND_XGRAMMAR, truncation=constraint_pb2.TRUNCATION_MARK
+        jump_forward=constraint_pb2.JUMP_FORWARD_OFF, truncation=constraint_pb2.TRUNCATION_MARK
     )
     constraint = constraint_pb2.Constraint(regex="a", options=options)
     assert convert.from_wire(message(constraint=constraint))

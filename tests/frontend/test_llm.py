@@ -7,11 +7,11 @@ import sys
 
 import numpy as np
 import pytest
-from frontend_fakes import FakeStepClient, ToyTokenizer, echo, silent
+from frontend_fakes import FakeStepClient, ToyTokenizer, completing, echo, silent
 from pydantic import BaseModel
 
 import structgen
-from structgen.constraints import Choice, Constraint, JsonSchema
+from structgen.constraints import Backend, Choice, Constraint, JsonObject, JsonSchema
 from structgen.errors import (
     ConfigError,
     ConstraintError,
@@ -20,6 +20,7 @@ from structgen.errors import (
     InvalidRequest,
     to_wire,
 )
+from structgen.frontend.answer import ConstraintStatus
 from structgen.frontend.llm import LLM, GenerationResult
 from structgen.messages import Abort, EngineOutput, EngineRequest, FinishReason
 from structgen.params import SamplingParams
@@ -159,6 +160,29 @@ def test_a_stop_string_ends_one_of_several_answers():
     [result] = llm(client).generate("x", SamplingParams(n=2, stop=("b",)), use_tqdm=False)
     assert [sample.text for sample in result.samples] == ["ac", "a"]
     assert client.received[-1] == Abort([], [("0", 1)])
+
+
+def test_complete_json_is_judged_answer_by_answer():
+    constraints = [JsonSchema('{"maximum": 5}'), JsonObject(), Choice(("4",)), None]
+    params = [SamplingParams(n=2, constraint=constraint) for constraint in constraints]
+    results = llm(FakeStepClient(completing)).generate(["4"] * 4, params, use_tqdm=False)
+    verdicts = [
+        {(s.finish.constraint_status, s.finish.verified) for s in result.samples}
+        for result in results
+    ]
+    assert verdicts == [
+        {(ConstraintStatus.COMPLETE, True)},
+        {(ConstraintStatus.VIOLATED, False)},
+        {(ConstraintStatus.COMPLETE, False)},
+        {(ConstraintStatus.NOT_CONSTRAINED, False)},
+    ]
+
+
+def test_a_choice_keeps_its_backend_when_an_option_is_left_out():
+    client = FakeStepClient()
+    choice = Choice(("yes", "no"), backend=Backend.XGRAMMAR)
+    llm(client).generate("a", SamplingParams(bad_words=("no",)), constraint=choice, use_tqdm=False)
+    assert constraints_sent(client) == [Choice(("yes",), backend=Backend.XGRAMMAR)]
 
 
 def test_a_failed_request_keeps_what_its_answers_had():

@@ -114,7 +114,7 @@ def test_free_and_constrained_streams_share_the_engine_and_a_bad_one_fails_alone
         assert sum(len(output.token_ids) for output in free) == 20
         assert isinstance(constrained, list)
         assert constrained[0].constraint is not None
-        assert constrained[0].constraint.backend == "xgrammar"
+        assert constrained[0].constraint.backend == "llguidance"
         assert isinstance(bad, ConstraintError)
         assert bad.field == "input.constraint.json_schema"
         assert llm.num_open == 0

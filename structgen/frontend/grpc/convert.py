@@ -8,12 +8,13 @@ here, by path; nothing that a client sets is ignored.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from typing import Any, assert_never
+from typing import Any, TypeVar, assert_never
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from structgen.constraints import (
+    Backend,
     Choice,
     Constraint,
     Ebnf,
@@ -36,15 +37,6 @@ NOT_OFFERED: Mapping[str, Container[Any]] = {
     "constraint.grammar.syntax": (
         constraint_pb2.Grammar.SYNTAX_UNSPECIFIED,
         constraint_pb2.Grammar.SYNTAX_EBNF,
-    ),
-    "constraint.options.backend": (
-        constraint_pb2.BACKEND_UNSPECIFIED,
-        constraint_pb2.BACKEND_AUTO,
-        constraint_pb2.BACKEND_XGRAMMAR,
-    ),
-    "constraint.options.unsupported": (
-        constraint_pb2.UNSUPPORTED_POLICY_UNSPECIFIED,
-        constraint_pb2.UNSUPPORTED_POLICY_REJECT,
     ),
     "constraint.options.truncation": (
         constraint_pb2.TRUNCATION_UNSPECIFIED,
@@ -81,10 +73,26 @@ LISTS: Mapping[str, Sequence[str]] = {
     "stopping": ("stop", "stop_token_ids"),
 }
 
+OPTIONS = "input.constraint.options"
+Value = TypeVar("Value")
+
 _WHITESPACES = {
     constraint_pb2.WHITESPACE_UNSPECIFIED: Whitespace.COMPACT,
     constraint_pb2.WHITESPACE_COMPACT: Whitespace.COMPACT,
     constraint_pb2.WHITESPACE_FLEXIBLE: Whitespace.FLEXIBLE,
+}
+_BACKENDS = {
+    constraint_pb2.BACKEND_UNSPECIFIED: Backend.AUTO,
+    constraint_pb2.BACKEND_AUTO: Backend.AUTO,
+    constraint_pb2.BACKEND_XGRAMMAR: Backend.XGRAMMAR,
+    constraint_pb2.BACKEND_LLGUIDANCE: Backend.LLGUIDANCE,
+    constraint_pb2.BACKEND_OUTLINES_CORE: Backend.OUTLINES_CORE,
+}
+_BACKENDS_BACK = {backend: number for number, backend in _BACKENDS.items()}
+_BEST_EFFORTS = {
+    constraint_pb2.UNSUPPORTED_POLICY_UNSPECIFIED: False,
+    constraint_pb2.UNSUPPORTED_POLICY_REJECT: False,
+    constraint_pb2.UNSUPPORTED_POLICY_BEST_EFFORT: True,
 }
 
 
@@ -192,18 +200,21 @@ def _seconds(duration: Duration) -> float:
 def _constraint(message: constraint_pb2.Constraint) -> Constraint:
     kind = message.WhichOneof("kind")
     whitespace = _whitespace(message.options, kind)
+    best_effort = _best_effort(message.options, kind)
+    backend = _option(message.options, "backend", _BACKENDS)
     match kind:
         case "json_schema":
-            return JsonSchema(message.json_schema, whitespace)
+            return JsonSchema(message.json_schema, whitespace, best_effort, backend=backend)
         case "json_object":
             _require_true(message.json_object)
-            return JsonObject(whitespace)
+            return JsonObject(whitespace, backend=backend)
         case "regex":
-            return Regex(message.regex)
+            return Regex(message.regex, backend=backend)
         case "grammar":
-            return Ebnf(message.grammar.text, message.grammar.root_rule or "root")
+            root = message.grammar.root_rule or "root"
+            return Ebnf(message.grammar.text, root, backend=backend)
         case "choice":
-            return Choice(tuple(message.choice.options))
+            return Choice(tuple(message.choice.options), backend=backend)
         case _:
             raise ConstraintError(
                 "constraint must have a kind, such as json_schema or regex, got none",
@@ -220,12 +231,30 @@ def _require_true(json_object: bool) -> None:
 
 
 def _whitespace(options: constraint_pb2.ConstraintOptions, kind: str | None) -> Whitespace:
-    field = "input.constraint.options.whitespace"
-    if options.whitespace not in _WHITESPACES:
-        raise ConstraintError(f"whitespace has no value {options.whitespace}", field=field)
     if options.whitespace and kind not in ("json_schema", "json_object"):
-        raise ConstraintError(f"whitespace does not apply to {kind}", field=field)
-    return _WHITESPACES[options.whitespace]
+        raise _inapplicable("whitespace", kind)
+    return _option(options, "whitespace", _WHITESPACES)
+
+
+def _best_effort(options: constraint_pb2.ConstraintOptions, kind: str | None) -> bool:
+    best_effort = _option(options, "unsupported", _BEST_EFFORTS)
+    if best_effort and kind != "json_schema":
+        raise _inapplicable("unsupported BEST_EFFORT", kind)
+    return best_effort
+
+
+def _option(
+    options: constraint_pb2.ConstraintOptions, name: str, meanings: Mapping[Any, Value]
+) -> Value:
+    number = getattr(options, name)
+    if number not in meanings:
+        raise ConstraintError(f"{name} has no value {number}", field=f"{OPTIONS}.{name}")
+    return meanings[number]
+
+
+def _inapplicable(option: str, kind: str | None) -> ConstraintError:
+    field = f"{OPTIONS}.{option.partition(' ')[0]}"
+    return ConstraintError(f"{option} does not apply to {kind}", field=field)
 
 
 # ---- front end -> wire
@@ -284,10 +313,14 @@ def _put_params(params: SamplingParams, message: generation_pb2.GenerationInput)
 
 
 def _put_constraint(constraint: Constraint, message: constraint_pb2.Constraint) -> None:
+    if constraint.backend is not Backend.AUTO:
+        message.options.backend = _BACKENDS_BACK[constraint.backend]
     match constraint:
         case JsonSchema():
             message.json_schema = constraint.schema
             _put_whitespace(constraint.whitespace, message)
+            if constraint.best_effort:
+                message.options.unsupported = constraint_pb2.UNSUPPORTED_POLICY_BEST_EFFORT
         case JsonObject():
             message.json_object = True
             _put_whitespace(constraint.whitespace, message)

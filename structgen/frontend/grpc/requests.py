@@ -52,6 +52,8 @@ class Completion(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """A complete answer.
 
     parsed: of a text that obeys its JSON constraint: the model's instance, or plain JSON data.
+    verified: the server's validator, independent of what enforces the constraint, agrees that it
+    does; `constraint` says what became of the keywords of a schema.
     logprobs, by token, and prompt_logprobs, by token of the prompt with None for the first, are
     there if asked for.  others: the answers of index 1 and up, if n was above 1; `samples` are all.
     usage and timings are those of the request, the same in all.
@@ -63,6 +65,7 @@ class Completion(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     parsed: T | None
     finish_reason: FinishReason
     constraint_status: ConstraintStatus
+    verified: bool
     token_ids: list[int]
     logprobs: list[PositionLogprobs]
     prompt_logprobs: list[PositionLogprobs | None]
@@ -139,6 +142,7 @@ class Request:
             parsed=self._parse(answer.text) if self._is_json and complete else None,
             finish_reason=finish.reason,
             constraint_status=finish.constraint_status,
+            verified=finish.verified,
             token_ids=answer.token_ids,
             logprobs=answer.logprobs,
             prompt_logprobs=answer.prompt_logprobs,

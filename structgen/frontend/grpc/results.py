@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from google.protobuf.duration_pb2 import Duration
 
+from structgen.constraints import Backend
 from structgen.frontend.answer import ConstraintStatus, Finish
 from structgen.frontend.grpc._pb import (
     constraint_pb2,
@@ -16,6 +17,7 @@ from structgen.frontend.grpc._pb import (
 from structgen.frontend.logprobs import PositionLogprobs, TokenLogprob
 from structgen.frontend.outputs import RequestOutput
 from structgen.frontend.usage import Timings, Usage
+from structgen.keywords import KeywordReport, Treatment
 from structgen.messages import ConstraintInfo, FinishReason, ModelInfo
 
 _REASONS: dict[FinishReason, generation_pb2.FinishReason.ValueType] = {
@@ -27,10 +29,19 @@ _STATUSES = {
     status: generation_pb2.ConstraintStatus.Value(f"CONSTRAINT_STATUS_{status.name}")
     for status in ConstraintStatus
 }
-_BACKENDS = {"xgrammar": constraint_pb2.BACKEND_XGRAMMAR}
+_BACKENDS = {
+    backend.value: constraint_pb2.Backend.Value(f"BACKEND_{backend.name}")
+    for backend in Backend
+    if backend is not Backend.AUTO  # no answer: the one that was chosen is
+}
+_TREATMENTS = {
+    treatment: constraint_pb2.KeywordReport.Treatment.Value(f"TREATMENT_{treatment.name}")
+    for treatment in Treatment
+}
 _REASONS_BACK = {number: reason for reason, number in _REASONS.items()}
 _STATUSES_BACK = {number: status for status, number in _STATUSES.items()}
 _BACKENDS_BACK = {number: name for name, number in _BACKENDS.items()}
+_TREATMENTS_BACK = {number: treatment for treatment, number in _TREATMENTS.items()}
 
 
 # ---- front end -> wire
@@ -125,6 +136,7 @@ def _completion(output: RequestOutput) -> generation_pb2.Completion:
         index=output.index,
         finish_reason=_REASONS[finish.reason],
         constraint_status=_STATUSES[finish.constraint_status],
+        verified=finish.verified,
         detail=finish.detail,
     )
     if finish.stop_id is not None:
@@ -187,6 +199,14 @@ def _constraint(info: ConstraintInfo | None) -> constraint_pb2.ConstraintInfo | 
         return None
     return constraint_pb2.ConstraintInfo(
         backend=_BACKENDS[info.backend],
+        keywords=[
+            constraint_pb2.KeywordReport(
+                json_pointer=report.pointer,
+                keyword=report.keyword,
+                treatment=_TREATMENTS[report.treatment],
+            )
+            for report in info.keywords
+        ],
         compile_time=_duration(info.compile_s),
         cached=info.cached,
         constraint_id=info.key,
@@ -279,6 +299,7 @@ def _finish_back(completion: generation_pb2.Completion) -> Finish:
         stop_id=completion.stop_token_id if matched == "stop_token_id" else None,
         stop_string=completion.stop_string if matched == "stop_string" else None,
         detail=completion.detail,
+        verified=completion.verified,
     )
 
 
@@ -325,6 +346,10 @@ def _constraint_back(info: constraint_pb2.ConstraintInfo) -> ConstraintInfo:
         compile_s=_seconds(info.compile_time),
         cached=info.cached,
         key=info.constraint_id,
+        keywords=[
+            KeywordReport(report.json_pointer, report.keyword, _TREATMENTS_BACK[report.treatment])
+            for report in info.keywords
+        ],
     )
 
 

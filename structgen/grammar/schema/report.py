@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 import msgspec
 
+from structgen.keywords import KeywordReport, Treatment
 
-class Treatment(StrEnum):
-    """ENFORCED token by token; VERIFIED once the text is complete; ANNOTATION: says nothing about
-    the value, by the specification; IGNORED: not at all."""
-
-    ENFORCED = "enforced"
-    VERIFIED = "verified"
-    ANNOTATION = "annotation"
-    IGNORED = "ignored"
-
-
-class KeywordReport(msgspec.Struct, frozen=True, array_like=True):
-    """pointer: JSON pointer of the keyword's value, into the schema as the client sent it."""
-
-    pointer: str
-    keyword: str
-    treatment: Treatment
+__all__ = ["KeywordReport", "Place", "Places", "Treatment", "union"]
 
 
 class Place(msgspec.Struct, frozen=True, order=True, gc=False):
