@@ -25,13 +25,13 @@ NO_MASK = TokenBitmask(np.zeros((0, 0), np.int32), np.zeros(0, np.int32))
 
 
 def rows_of(
-    params: list[SamplingParams], seeds: list[int] | None = None
+    params: list[SamplingParams], seeds: list[int] | None = None, history: list[int] | None = None
 ) -> tuple[RequestRows, np.ndarray]:
     rows = RequestRows(max_blocks=1, slots=2)
     seeds = seeds or list(range(len(params)))
     names = [f"r{i}" for i in range(len(params))]
-    added = [NewRow(n, p, s) for n, p, s in zip(names, params, seeds, strict=True)]
-    plan = [PlanRow(n, 0, [0], [0], 1) for n in names]
+    added = [NewRow(n, p, s, 0, 1) for n, p, s in zip(names, params, seeds, strict=True)]
+    plan = [PlanRow(n, 0, history or [0], [0], 1) for n in names]
     return rows, rows.apply(StepPlan(1, added, plan, []))
 
 
@@ -140,9 +140,20 @@ def test_noise_differs_by_seed_and_position(logits: torch.Tensor) -> None:
         SamplingParams(temperature=1.5, top_k=7),
         SamplingParams(top_p=0.8),
         SamplingParams(min_p=0.1),
-        SamplingParams(temperature=1.3, top_k=12, top_p=0.9, min_p=0.02),
+        SamplingParams(temperature=0.9, repetition_penalty=1.8, frequency_penalty=0.3),
+        SamplingParams(presence_penalty=0.9, logit_bias=((1, 1.5), (7, -2.0))),
+        SamplingParams(
+            temperature=1.3,
+            top_k=12,
+            top_p=0.9,
+            min_p=0.02,
+            repetition_penalty=1.4,
+            frequency_penalty=0.2,
+            presence_penalty=0.3,
+            logit_bias=((4, 1.0),),
+        ),
     ],
-    ids=["plain", "cold", "top_k", "top_p", "min_p", "all"],
+    ids=["plain", "cold", "top_k", "top_p", "min_p", "penalties", "bias", "all"],
 )
 @pytest.mark.parametrize("masked", [False, True])
 def test_draws_follow_the_exact_distribution(params: SamplingParams, masked: bool) -> None:
@@ -153,11 +164,12 @@ def test_draws_follow_the_exact_distribution(params: SamplingParams, masked: boo
     words = bitmask.pack(allowed, vocab)
     reference = torch.full((1, vocab), -torch.inf, dtype=torch.float64)
     reference[0, allowed] = logits[0, allowed].double()
+    _bias_and_penalise(reference[0], params)
     for warper in _warpers(params):
         reference = warper(None, reference)
     expected = reference.softmax(-1)[0]
 
-    rows, slots = rows_of([params], [11])
+    rows, slots = rows_of([params], [11], HISTORY)
     batch = logits.expand(draws, -1).clone()
     mask = TokenBitmask(np.tile(words, (draws, 1)), np.arange(draws, dtype=np.int32))
     outputs = sample(
@@ -173,6 +185,20 @@ def test_draws_follow_the_exact_distribution(params: SamplingParams, masked: boo
     # Wilson-Hilferty: the 1 - 1e-6 quantile of chi squared.
     quantile = degrees * (1 - 2 / (9 * degrees) + 4.75 * math.sqrt(2 / (9 * degrees))) ** 3
     assert g < quantile
+
+
+HISTORY = [2, 4, 4, 9, 4]  # the first is the prompt
+
+
+def _bias_and_penalise(reference: torch.Tensor, params: SamplingParams) -> None:
+    for token, bias in params.logit_bias:
+        reference[token] += bias
+    for token in set(HISTORY):
+        factor = params.repetition_penalty
+        reference[token] *= 1 / factor if reference[token] > 0 else factor
+        answered = HISTORY[1:].count(token)
+        reference[token] -= params.frequency_penalty * answered
+        reference[token] -= params.presence_penalty * (answered > 0)
 
 
 def _warpers(params: SamplingParams) -> list[object]:
