@@ -74,5 +74,5 @@ def test_a_request_has_one_answer_in_process_and_over_grpc() -> None:
     assert here[3].finish.constraint_status is ConstraintStatus.COMPLETE
     assert here[3].finish.verified
     logprobs = [position.token.logprob for position in here[4].logprobs]
-    assert len(logprobs) == 25
+    assert len(logprobs) == len(here[4].token_ids) > 0
     assert [position.token.logprob for position in there[4].logprobs] == pytest.approx(logprobs)
