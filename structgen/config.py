@@ -179,9 +179,9 @@ def let_threads_sleep() -> None:
     """Have OpenMP's threads sleep soon when they wait; call before torch is imported.
 
     By default they spin for about a millisecond, and a spinning thread keeps the one it waits for
-    off the core as soon as anything else wants to run: with busy processes beside it, a decode step
-    on two cores took 0.5 s instead of 0.08.  Ten thousand turns, some 30 us, cost nothing measurable
-    on a quiet machine; not spinning at all cost 30 % of a step of 32 rows.
+    off the core as soon as anything else wants to run: with busy processes beside it, a decode
+    step on two cores took 0.5 s instead of 0.14.  Ten thousand turns, some 30 us, cost nothing
+    measurable on a quiet machine; not spinning at all cost 30 % of a step of 32 rows.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")

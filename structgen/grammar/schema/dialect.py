@@ -29,19 +29,23 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     combines: keywords for several kinds of value, or several allOf, may stand in one schema.
     patterns_combine: several patterns, and bounds of the length, on one string.
+    intricate_patterns: their repetitions may be counted, their alternatives begin alike.
     formats: those that the library itself has to enforce, as an expression alone will not do.
+    partial_tuples: arrays may have fewer or more items than have a schema of their own.
     largest_multiple: of whole numbers; 0: none.  bounded_multiples: with other bounds beside them.
     """
 
     name: str
     combines: bool
     patterns_combine: bool
+    intricate_patterns: bool
     unicode_properties: bool
     formats: frozenset[str] = frozenset()
     bounds: bool
     largest_multiple: int
     fractional_multiples: bool
     bounded_multiples: bool
+    partial_tuples: bool
     sizes: Sizes
     pattern_properties: PatternProperties
     forbidden_properties: bool

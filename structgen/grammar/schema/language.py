@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import combinations
 
 from structgen.grammar.schema import charset
 from structgen.grammar.schema.regex import (
@@ -27,6 +28,7 @@ from structgen.grammar.schema.regex import (
 )
 
 MAX_ALTERNATIVES = 64
+MAX_SPELT_NODES = 1_000
 
 # Texts to be excluded: together no longer than this, or the expression grows too large.
 MAX_EXCLUDED_CHARACTERS = 400
@@ -57,6 +59,52 @@ def whole(text: str) -> Node | None:
 def anchored(node: Node) -> str:
     """Write an expression that matches whole texts, with both anchors."""
     return f"^{_written(node, inside=True)}$" if node != EMPTY else "^$"
+
+
+def spelt_out(node: Node) -> Node | None:
+    """Return the expression without counted repetitions; None: it grows beyond MAX_SPELT_NODES.
+
+    xgrammar takes some groups with a "?" or a count for optional character by character.
+    """
+    budget = [MAX_SPELT_NODES]
+    found = _spelt_out(node, budget)
+    return found if budget[0] >= 0 else None
+
+
+def predictive(node: Node) -> bool:
+    """Whether the first character always tells which alternative is meant.
+
+    xgrammar takes too much where alternatives begin alike.
+    """
+    match node:
+        case Alternation(options):
+            firsts = [_firsts(option) for option in options]
+            apart = all(not charset.meet(one, two) for one, two in combinations(firsts, 2))
+            return apart and all(predictive(option) for option in options)
+        case Concat(items):
+            return all(predictive(item) for item in items)
+        case Repeat(item, _, _):
+            return predictive(item)
+    return True
+
+
+def _firsts(node: Node) -> charset.Ranges:
+    """Return the characters that a match may begin with."""
+    match node:
+        case Chars(ranges, _):
+            return ranges
+        case Alternation(options):
+            return charset.normal(pair for option in options for pair in _firsts(option))
+        case Repeat(item, _, _):
+            return _firsts(item)
+        case Concat(items):
+            found: list[tuple[int, int]] = []
+            for item in items:
+                found += _firsts(item)
+                if not nullable(item):
+                    break
+            return charset.normal(found)
+    raise AssertionError(node)
 
 
 def everything(node: Node | None) -> bool:
@@ -99,6 +147,29 @@ def join(*nodes: Node) -> Node:
 def either(*nodes: Node) -> Node:
     unique = tuple(dict.fromkeys(nodes))
     return unique[0] if len(unique) == 1 else Alternation(unique)
+
+
+def _spelt_out(node: Node, budget: list[int]) -> Node:
+    """budget: how many nodes may still be made; not kept to once it is below 0."""
+    budget[0] -= 1
+    match node:
+        case _ if budget[0] < 0:
+            return node
+        case Concat(items):
+            return join(*(_spelt_out(item, budget) for item in items))
+        case Alternation(options):
+            return either(*(_spelt_out(option, budget) for option in options))
+        case Repeat(item, low, high):
+            budget[0] -= low if high is None else high
+            return node if budget[0] < 0 else _repeated_out(item, low, high, budget)
+    return node
+
+
+def _repeated_out(item: Node, low: int, high: int | None, budget: list[int]) -> Node:
+    tail: Node = EMPTY if high is not None else Repeat(_spelt_out(item, budget), 0, None)
+    for _ in range(0 if high is None else high - low):
+        tail = either(EMPTY, join(_spelt_out(item, budget), tail))
+    return join(*(_spelt_out(item, budget) for _ in range(low)), tail)
 
 
 def _alternatives(node: Node) -> list[Alternative]:
@@ -182,15 +253,11 @@ def _written(node: Node, inside: bool = False) -> str:
         case Concat(items):
             return "".join(_written(item, inside=True) for item in items)
         case Alternation(options):
-            text = "|".join(_written(option) for option in options if option != EMPTY)
-            if EMPTY in options:  # not every library takes an empty option
-                return f"(?:{text})?"
+            text = "|".join(_written(option) for option in options)
             return f"(?:{text})" if inside else text
         case Repeat(item, low, high):
             text = _written(item, inside=True)
-            # One group, not two: xgrammar mistakes what is optional in a group within a group.
-            one_group = isinstance(item, Alternation) and EMPTY not in item.options
-            if not isinstance(item, Chars) and not one_group:
+            if not isinstance(item, Chars | Alternation):
                 text = f"(?:{text})"
             return text + _quantifier(low, high)
     raise AssertionError(node)

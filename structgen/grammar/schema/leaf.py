@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from fractions import Fraction
 
-from structgen.grammar.schema import formats, language
+from structgen.grammar.schema import formats, patterns
 from structgen.grammar.schema.assertions import (
     Assertion,
     Elements,
@@ -136,7 +136,7 @@ class Leaf:
                 case Length(interval=more):
                     interval, lengths = interval.meet(more), lengths + assertion.places
                 case Pattern(regex=regex):
-                    written = self._pattern(regex)
+                    written = patterns.written(regex, self._dialect)
                     full = bool(regexes) and not self._dialect.patterns_combine
                     if written is None or full:
                         self.give_up(assertion.places)
@@ -152,19 +152,14 @@ class Leaf:
             part["allOf"] = [{"pattern": regex} for regex in regexes]
         return part
 
-    def _pattern(self, regex: str) -> str | None:
-        node = language.whole(regex)
-        if node is None:
-            return None
-        written = language.anchored(node)
-        special = "\\p{" in written or "\\P{" in written
-        return None if special and not self._dialect.unicode_properties else written
-
     def _array(self, group: Group) -> JsonObject:
         elements = group.elements or Elements()
         most = group.counts.high
         prefix = [self._lower(schema) for schema in elements.prefix[:most]]
         prefix = [{} if schema is True else schema for schema in prefix]  # xgrammar wants objects
+        if prefix and not (self._dialect.partial_tuples or group.counts.low == most == len(prefix)):
+            self.give_up(elements.places)
+            return _interval(group.counts, "minItems", "maxItems")
         part: JsonObject = {"prefixItems": prefix} if prefix else {}
         if prefix and most is not None and most <= len(prefix):
             part["items"] = False

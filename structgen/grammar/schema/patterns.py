@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from structgen.grammar.schema import language
 from structgen.grammar.schema.automaton import Automaton, TooLarge, shortest_common
+from structgen.grammar.schema.dialect import Dialect
 from structgen.grammar.schema.regex import RegexUnsupported, parse
 
 
@@ -22,6 +23,18 @@ def supported(pattern: str) -> bool:
     except RegexUnsupported:
         return False
     return True
+
+
+def written(pattern: str, dialect: Dialect) -> str | None:
+    """Return the pattern in words of a dialect, with both anchors; None: it has none for it."""
+    node = language.whole(pattern)
+    if node is not None and not dialect.intricate_patterns:
+        node = language.spelt_out(node)
+    if node is None or not (dialect.intricate_patterns or language.predictive(node)):
+        return None
+    text = language.anchored(node)
+    special = "\\p{" in text or "\\P{" in text
+    return None if special and not dialect.unicode_properties else text
 
 
 @lru_cache(maxsize=4096)

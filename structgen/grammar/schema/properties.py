@@ -38,9 +38,11 @@ class Properties:
             named = {name: schema for name, schema in named.items() if schema is not False}
             if rest is not False or patterned:
                 patterned, rest = self._excluding(fields, patterned, rest)
-        if not self._takes(fields, named, patterned, rest):
+        texts = {regex: patterns.written(regex, self._dialect) for regex in patterned}
+        if None in texts.values() or not self._takes(fields, named, patterned, rest):
             self._give_up(fields.places)
             patterned, rest = {}, True
+        patterned = {str(texts[regex]): schema for regex, schema in patterned.items()}
         return _as_object(named, patterned, rest, group.needed)
 
     def _named(self, fields: Fields, group: Group) -> dict[str, JsonValue]:
@@ -113,16 +115,9 @@ def _as_object(
     if named:
         part["properties"] = dict(named)
     if patterned:
-        part["patternProperties"] = {
-            _anchored(regex): schema for regex, schema in patterned.items()
-        }
+        part["patternProperties"] = dict(patterned)
     if rest is not True:
         part["additionalProperties"] = rest
     if required:
         part["required"] = list(required)
     return part
-
-
-def _anchored(regex: str) -> str:
-    node = language.whole(regex)
-    return regex if node is None else language.anchored(node)
