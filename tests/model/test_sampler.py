@@ -375,3 +375,35 @@ def test_logprobs_are_of_the_raw_model_whatever_the_options(logits: torch.Tensor
     assert masked[0].top == []
     assert masked[0].mass == pytest.approx(float(expected[2, allowed].exp().sum()), rel=1e-5)
     assert first[0].mass is None
+
+
+@pytest.mark.parametrize("scale", [0.05, 1.0, 4.0])  # flat: wider than the head; peaked: inside it
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.7, top_k=40),
+        SamplingParams(top_k=500),
+        SamplingParams(temperature=1.3, top_p=0.8),
+        SamplingParams(min_p=0.05),
+        SamplingParams(temperature=0.9, top_k=300, top_p=0.9, min_p=0.001),
+        SamplingParams(temperature=0.9, top_k=20, top_p=0.7, min_p=0.3),
+    ],
+)
+def test_draws_stay_within_what_transformers_keeps_and_reach_its_edge(
+    logits: torch.Tensor, params: SamplingParams, scale: float
+) -> None:
+    draws = 4000
+    row = logits[:1] * scale
+    processed = row.double()
+    for warper in _warpers(params):
+        processed = warper(None, processed)
+    rows, slots = rows_of([params], [11])
+    outputs = sample(
+        row.expand(draws, -1).clone(), NO_MASK, rows, slots.repeat(draws), np.arange(draws)
+    )
+    drawn = torch.tensor([output.token_ids[0] for output in outputs])
+    expected = processed.softmax(-1)[0]
+    assert bool((expected[drawn] > 0).all())
+    # Every token that should come up 12 times in the mean does come up.
+    often = (expected * draws > 12).nonzero().flatten().tolist()
+    assert set(often) <= set(drawn.tolist())

@@ -41,12 +41,11 @@ def sample(
     _add_biases(logits, rows, slots)
     _penalise(logits, rows, slots)
     best, tokens = _best(logits)
-    options = _Options.of(rows, slots, positions, logits.device)
-    if options is not None:
-        tokens[options.rows] = _draw(logits[options.rows], options)
+    finite = best.isfinite()
+    _draw(logits, tokens, finite, rows, slots, positions)
     outputs = [
-        RowOutput([token]) if finite else RowOutput([], "the model's logits are not finite")
-        for token, finite in zip(tokens.tolist(), best.isfinite().tolist(), strict=True)
+        RowOutput([token]) if is_finite else RowOutput([], "the model's logits are not finite")
+        for token, is_finite in zip(tokens.tolist(), finite.tolist(), strict=True)
     ]
     return outputs if report is None else report.attach(outputs, tokens)
 
@@ -135,57 +134,34 @@ class _Report:
         return outputs
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Options:
-    """The options of the rows that are not greedy, on the device; [R] each.
-
-    rows: int64, their logits rows.  An option that no row uses is None and costs nothing.
-    """
-
-    rows: torch.Tensor
-    temperature: torch.Tensor
-    keys: torch.Tensor
-    min_p: torch.Tensor | None
-    top_k: torch.Tensor | None
-    top_p: torch.Tensor | None
-
-    @classmethod
-    def of(
-        cls, rows: RequestRows, slots: Int64, positions: Int64, device: torch.device
-    ) -> _Options | None:
-        random = np.flatnonzero(rows.temperature[slots] > 0)
-        if not len(random):
-            return None
-        chosen = slots[random]
-        min_p, top_k, top_p = rows.min_p[chosen], rows.top_k[chosen], rows.top_p[chosen]
-        return cls(
-            rows=_tensor(random, device),
-            temperature=_tensor(rows.temperature[chosen], device),
-            keys=topk.row_keys(
-                _tensor(rows.noise_key[chosen], device), _tensor(positions[random], device)
-            ),
-            min_p=_tensor(min_p, device) if (min_p > 0).any() else None,
-            top_k=_tensor(top_k, device) if (top_k > 0).any() else None,
-            top_p=_tensor(top_p, device) if (top_p < 1).any() else None,
-        )
-
-
-def _draw(logits: torch.Tensor, options: _Options) -> torch.Tensor:
-    """Draw from float32 [R, V] under the options; returns int64 [R]."""
-    # Not finite: already an error, but it must not take part in sorting and indexing below.
-    logits = logits.nan_to_num(nan=0.0, posinf=0.0, neginf=-torch.inf)
-    logits /= options.temperature.unsqueeze(-1)
-    if options.min_p is not None:
-        _cut(logits, topk.min_p_threshold(logits, options.min_p))
-    if options.top_k is not None:
-        _cut(logits, topk.top_k_threshold(logits, options.top_k))
-    if options.top_p is not None:
-        _cut(logits, topk.top_p_threshold(logits, options.top_p))
-    return topk.draw(logits, options.keys)
-
-
-def _cut(logits: torch.Tensor, threshold: torch.Tensor) -> None:
-    logits.masked_fill_(logits < threshold, -torch.inf)
+def _draw(
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    finite: torch.Tensor,
+    rows: RequestRows,
+    slots: Int64,
+    positions: Int64,
+) -> None:
+    """Put drawn tokens in place of the best ones, in the rows that are not greedy (and finite)."""
+    random = np.flatnonzero((rows.temperature[slots] > 0) & finite.numpy(force=True))
+    if not len(random):
+        return
+    chosen = slots[random]
+    min_p, top_k, top_p = rows.min_p[chosen], rows.top_k[chosen], rows.top_p[chosen]
+    device = logits.device
+    filters = topk.Filters(
+        temperature=_tensor(rows.temperature[chosen], device),
+        min_p=_tensor(min_p, device) if (min_p > 0).any() else None,
+        top_k=_tensor(top_k, device) if (top_k > 0).any() else None,
+        top_p=_tensor(top_p, device) if (top_p < 1).any() else None,
+    )
+    keys = topk.row_keys(
+        _tensor(rows.noise_key[chosen], device), _tensor(positions[random], device)
+    )
+    index = _tensor(random, device)
+    # All of them, and in order: no need to copy.
+    picked = logits if len(random) == len(slots) else logits[index]
+    tokens[index] = topk.draw_filtered(picked, filters, keys)
 
 
 def _tensor(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:

@@ -1,11 +1,14 @@
-"""From scaled logits to a drawn token: min-p, top-k, top-p, and the Gumbel-max draw.
+"""From logits to a drawn token: temperature, min-p, top-k, top-p, and the Gumbel-max draw.
 
 Pure functions on float32 [R, V].  Each filter is a threshold on the logit, so that tokens with
 equal logits stay or go together and no result depends on how a sort breaks ties or on what else is
-in the batch.
+in the batch.  Where a row's filters leave only tokens of its head, its HEAD largest logits, nothing
+but the head is looked at; which way a row goes depends on that row alone.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,12 +16,112 @@ import torch
 # Tokens in a block: large operations look at one number a block first, and then into few blocks.
 BLOCK = 64
 
-# Most nuclei are smaller than this; a row whose nucleus is not is sorted in full.
-NUCLEUS_GUESS = 128
+# Most filters leave fewer tokens than this; a row in which they do not is looked at in full.
+HEAD = 128
 
 _MULTIPLIER_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MULTIPLIER_2 = 0x94D049BB133111EB - (1 << 64)
 _WEYL = 0x9E3779B97F4A7C15 - (1 << 64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Filters:
+    """What R rows draw with; [R] each, float32 but for top_k, int64.  None: off in all rows."""
+
+    temperature: torch.Tensor
+    min_p: torch.Tensor | None = None
+    top_k: torch.Tensor | None = None
+    top_p: torch.Tensor | None = None
+
+    def rows(self, index: torch.Tensor) -> Filters:
+        """Return the filters of some rows; index: int64 or bool."""
+        return Filters(
+            self.temperature[index],
+            None if self.min_p is None else self.min_p[index],
+            None if self.top_k is None else self.top_k[index],
+            None if self.top_p is None else self.top_p[index],
+        )
+
+    @property
+    def any(self) -> bool:
+        return self.min_p is not None or self.top_k is not None or self.top_p is not None
+
+
+def draw_filtered(logits: torch.Tensor, filters: Filters, keys: torch.Tensor) -> torch.Tensor:
+    """Apply temperature, min-p, top-k, top-p, in this order, and draw; returns int64 [R].
+
+    logits: float32 [R, V], finite or -inf.  keys: int64 [R], see `draw`.
+    """
+    if not filters.any:
+        return draw(logits / filters.temperature.unsqueeze(-1), keys)
+    values, tokens = largest(logits, HEAD)  # [R, H]
+    head = values / filters.temperature.unsqueeze(-1)
+    threshold = _head_threshold(head, logits, filters)
+    drawn = tokens.gather(-1, _draw_head(head, threshold, tokens, keys)).squeeze(-1)
+    wide = (threshold <= head[:, -1:]).squeeze(-1).nonzero().flatten()  # not settled by the head
+    if len(wide):
+        drawn[wide] = _draw_wide(logits[wide], filters.rows(wide), keys[wide])
+    return drawn
+
+
+def _head_threshold(head: torch.Tensor, logits: torch.Tensor, filters: Filters) -> torch.Tensor:
+    """Return [R, 1]: the scaled logit that tokens must reach, if above the head's smallest.
+
+    head: float32 [R, H], the largest of the scaled logits, descending.
+    """
+    threshold = torch.full_like(head[:, :1], -torch.inf)
+    unknown = torch.zeros_like(head[:, 0], dtype=torch.bool)  # the head does not tell
+    if filters.min_p is not None:
+        threshold = torch.maximum(threshold, min_p_threshold(head, filters.min_p))
+    if filters.top_k is not None:
+        unknown |= filters.top_k > head.shape[-1]
+        threshold = torch.maximum(
+            threshold, top_k_threshold(head, filters.top_k.masked_fill(unknown, 0))
+        )
+    if filters.top_p is not None:
+        inside = head.masked_fill(head < threshold, -torch.inf)
+        total = inside.logsumexp(dim=-1, keepdim=True)
+        cut = filters.top_p < 1
+        wide = ((threshold <= head[:, -1:]).squeeze(-1) & cut & ~unknown).nonzero().flatten()
+        if len(wide):
+            total[wide] = _total(logits[wide], filters.temperature[wide], threshold[wide])
+        nucleus, reached = _nucleus(inside, total, filters.top_p)
+        unknown |= cut & ~reached
+        nucleus = nucleus.masked_fill((~cut).unsqueeze(-1), -torch.inf)
+        threshold = torch.maximum(threshold, nucleus)
+    return threshold.masked_fill(unknown.unsqueeze(-1), -torch.inf)
+
+
+def _total(
+    logits: torch.Tensor, temperature: torch.Tensor, threshold: torch.Tensor
+) -> torch.Tensor:
+    """Return [R, 1]: the log of the summed exponentials of the scaled logits that reach it."""
+    scaled = logits / temperature.unsqueeze(-1)
+    return scaled.masked_fill_(scaled < threshold, -torch.inf).logsumexp(dim=-1, keepdim=True)
+
+
+def _draw_head(
+    head: torch.Tensor, threshold: torch.Tensor, tokens: torch.Tensor, keys: torch.Tensor
+) -> torch.Tensor:
+    """Return int64 [R, 1], the place in the head of the token drawn there."""
+    weights = (head - head[:, :1]).exp_().masked_fill_(head < threshold, 0.0)
+    return _noisy_argmax(weights, keys, tokens).unsqueeze(-1)
+
+
+def _draw_wide(logits: torch.Tensor, filters: Filters, keys: torch.Tensor) -> torch.Tensor:
+    """Filter and draw over all of the vocabulary."""
+    scaled = logits / filters.temperature.unsqueeze(-1)
+    if filters.min_p is not None:
+        _cut(scaled, min_p_threshold(scaled, filters.min_p))
+    if filters.top_k is not None:
+        _cut(scaled, top_k_threshold(scaled, filters.top_k))
+    if filters.top_p is not None:
+        _cut(scaled, top_p_threshold(scaled, filters.top_p))
+    return draw(scaled, keys)
+
+
+def _cut(logits: torch.Tensor, threshold: torch.Tensor) -> None:
+    logits.masked_fill_(logits < threshold, -torch.inf)
 
 
 def min_p_threshold(logits: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
@@ -46,7 +149,7 @@ def top_p_threshold(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     top_p: float32 [R]; 1 is off.
     """
     total = logits.logsumexp(dim=-1, keepdim=True)
-    guess = min(NUCLEUS_GUESS, logits.shape[-1])
+    guess = min(HEAD, logits.shape[-1])
     threshold, reached = _nucleus(largest(logits, guess)[0], total, top_p)
     unreached = ((~reached) & (top_p < 1)).nonzero().flatten()
     if len(unreached):
