@@ -75,9 +75,7 @@ class EngineCore:
         self._grammars = grammars
         self._eos_ids = eos_ids
         self.overlap = overlap
-        self._kv = KVManager(
-            config.num_blocks, config.block_size, prefix_caching=config.prefix_caching, salt=salt
-        )
+        self._kv = KVManager(config.num_blocks, config.block_size, salt=salt)
         self.scheduler = Scheduler(config, self._kv)
         self._deadlines: list[tuple[float, str]] = []
         self._samples: dict[str, list[Request]] = {}  # by message id, those that have not ended

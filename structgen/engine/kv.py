@@ -21,12 +21,9 @@ class KVManager:
     `salt` separates caches whose KV differs for equal tokens (another model or KV dtype).
     """
 
-    def __init__(
-        self, num_blocks: int, block_size: int, *, prefix_caching: bool = True, salt: bytes = b""
-    ) -> None:
+    def __init__(self, num_blocks: int, block_size: int, *, salt: bytes = b"") -> None:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
-        self._prefix_caching = prefix_caching
         self._tables: dict[str, list[int]] = {}
         self._hashes: dict[str, list[bytes]] = {}
         # A secret root: without it, colliding prefixes could be prepared in advance.
@@ -73,8 +70,6 @@ class KVManager:
 
     def computed(self, request_id: str, tokens: Sequence[int], before: int, after: int) -> None:
         """Hash the blocks that became full when tokens [before, after) were computed."""
-        if not self._prefix_caching:
-            return
         first, last = before // self.block_size, after // self.block_size
         if first == last:
             return
@@ -96,8 +91,6 @@ class KVManager:
         self.pool.check(self._tables.values())
 
     def _match(self, request_id: str, tokens: Sequence[int]) -> list[int]:
-        if not self._prefix_caching:
-            return []
         shared: list[int] = []
         for content in self._hash_blocks(request_id, tokens, (len(tokens) - 1) // self.block_size):
             block = self.pool.find(content)

@@ -160,8 +160,10 @@ class Scheduler:
 
     def _place(self, request: Request, rows: list[PlanRow]) -> bool:
         """Give a waiting request its blocks, evicting parked requests if it is not one itself."""
-        # A cached prefix has no logits, so who wants the prompt's computes it.
-        use_cache = not request.wants_prompt_logprobs
+        # The samples of one request share its prompt in any case.  A cached prefix has no logits,
+        # so who wants the prompt's computes it.
+        shares = self._config.prefix_caching or request.leader is not None
+        use_cache = shares and not request.wants_prompt_logprobs
         cached = self._kv.admit(request.id, request.tokens, use_cache=use_cache)
         while cached is None and not request.compiling:
             parked = self._last_parked(rows)

@@ -81,6 +81,16 @@ def test_a_repeated_prompt_is_read_from_the_cache() -> None:
     engine.assert_clean()
 
 
+def test_without_prefix_caching_a_repeated_prompt_is_computed_again() -> None:
+    engine = StubEngine(counting, prefix_caching=False)
+    for name in ("a", "b"):
+        engine.add(name, [1] * 9, max_tokens=2)
+        engine.run(len(engine.ends) + 1)
+    assert engine.ends["b"].stats is not None
+    assert engine.ends["b"].stats.cached_tokens == 0
+    engine.assert_clean()
+
+
 def test_priority_goes_before_arrival() -> None:
     engine = StubEngine(counting, max_num_seqs=1)
     engine.add("late", [1], max_tokens=2, priority=1)
@@ -362,8 +372,9 @@ def test_random_submits_cancels_and_preemptions_leave_nothing_behind(seed: int) 
     engine.assert_clean()
 
 
-def test_samples_share_the_prompt_and_end_one_by_one() -> None:
-    engine = StubEngine(counting, num_blocks=64, max_num_seqs=16)
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_samples_share_the_prompt_and_end_one_by_one(prefix_caching: bool) -> None:
+    engine = StubEngine(counting, num_blocks=64, max_num_seqs=16, prefix_caching=prefix_caching)
     prompt = list(range(18))
     engine.add("a", prompt, n=4, max_tokens=5)
     engine.run(4)
