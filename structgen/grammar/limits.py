@@ -18,12 +18,12 @@ MAX_PATTERN_PROPERTIES = 100  # of one object
 MAX_ENUM_VALUES = 10_000
 MAX_ENUM_BYTES = 64 * 1024  # of one string
 MAX_MULTIPLE = 10_000
-MAX_BOUND = 2**63 - 1  # of a length or a count
 MAX_PATTERN_CHARACTERS = 16 * 1024
 
 # What rewriting may cost; beyond, a keyword is left as it is, or the schema is refused.
 MAX_REFERENCE_DEPTH = 100
-MAX_WORK = 500_000  # assertions taken up, some microseconds each
+MAX_WORK = 200_000  # assertions taken up, some microseconds each
+MAX_REWRITTEN_CHARACTERS = 1024 * 1024
 MAX_BRANCHES = 256  # of one choice, once the keywords beside it are in every branch
 
 

@@ -72,6 +72,16 @@ class Algebra:
             self._empty[key] = self._is_empty(schema, depth)
         return self._empty[key]
 
+    def decided(self, schema: Schema) -> Group | None:
+        """Return the schema as a group in which every choice has more than one branch left."""
+        found = self.group(schema)
+        for choice in found.any_of if found else ():
+            rest = tuple(one for one in found or () if one is not choice)
+            left = [branch for branch in choice.branches if not self.empty(rest + branch)]
+            if len(left) == 1:
+                return self.decided(rest + left[0])
+        return found
+
     def negated(self, schema: Schema, places: Places) -> Schema | None:
         """Return the schema of all other values; None: it cannot be said."""
         return self._negator.negated(schema, places)

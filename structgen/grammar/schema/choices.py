@@ -14,28 +14,61 @@ from structgen.grammar.schema.assertions import (
     Schema,
     Types,
 )
+from structgen.grammar.schema.expansion import finite
 from structgen.grammar.schema.group import Group, both
 from structgen.grammar.schema.values import Kind
+
+# More branches are not compared one by one.
+MAX_RIVALS = 64
 
 
 def exclusive(base: Schema, choice: OneOf, algebra: Algebra) -> tuple[AnyOf, bool]:
     """Return an anyOf that, beside `base`, allows what the oneOf does; and whether it is exact,
     or allows more."""
     branches = [branch for branch in choice.branches if not algebra.empty(both(base, branch))]
+    if _told_apart([algebra.group(both(base, branch)) for branch in branches], algebra):
+        return AnyOf(branches=tuple(branches), places=choice.places), True
+    if len(branches) > MAX_RIVALS:
+        return AnyOf(branches=tuple(branches), places=choice.places), False
     exact = True
     apart = []
     for index, branch in enumerate(branches):
-        rivals = [
-            other
-            for position, other in enumerate(branches)
-            if position != index and not algebra.empty(both(both(base, branch), other))
-        ]
-        for rival in rivals:
+        for rival in _rivals(base, branches, index, algebra):
             negation = algebra.negated(rival, choice.places)
             exact = exact and negation is not None
             branch = both(branch, negation or ())
         apart.append(branch)
     return AnyOf(branches=tuple(apart), places=choice.places), exact
+
+
+def _rivals(base: Schema, branches: list[Schema], index: int, algebra: Algebra) -> list[Schema]:
+    """Return the other branches that may allow the same as one does."""
+    own = both(base, branches[index])
+    others = branches[:index] + branches[index + 1 :]
+    return [other for other in others if not algebra.empty(both(own, other))]
+
+
+def _told_apart(branches: list[Group | None], algebra: Algebra) -> bool:
+    """Whether the kinds, or the values of one required property, are different in all branches."""
+    groups = [branch for branch in branches if branch is not None]
+    if sum(len(one.kinds) for one in groups) == len(frozenset().union(*(g.kinds for g in groups))):
+        return True
+    if any(one.kinds != {Kind.OBJECT} or len(one.fields) != 1 for one in groups):
+        return False
+    names = set.intersection(*(set(one.needed) for one in groups)) if groups else set()
+    return any(_discriminates(name, groups, algebra) for name in sorted(names))
+
+
+def _discriminates(name: str, groups: list[Group], algebra: Algebra) -> bool:
+    seen: set[str] = set()
+    for one in groups:
+        schema = objects.of_name(one.fields[0], name)
+        values = None if schema is None else finite(schema, algebra)
+        keys = set() if values is None else {value.key for value in values}
+        if values is None or keys & seen:
+            return False
+        seen |= keys
+    return True
 
 
 def distributed(base: Group, algebra: Algebra) -> list[Schema] | None:

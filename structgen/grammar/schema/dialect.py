@@ -30,7 +30,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     combines: keywords for several kinds of value, or several allOf, may stand in one schema.
     patterns_combine: several patterns, and bounds of the length, on one string.
     intricate_patterns: their repetitions may be counted, their alternatives begin alike.
-    formats: those that the library itself has to enforce, as an expression alone will not do.
+    formats: those of its own, for what an expression will not do; not relied on, but verified.
     partial_tuples: arrays may have fewer or more items than have a schema of their own.
     largest_multiple: of whole numbers; 0: none.  bounded_multiples: with other bounds beside them.
     """

@@ -32,7 +32,12 @@ XGRAMMAR = Dialect(
     patterns_combine=False,
     intricate_patterns=False,
     unicode_properties=False,
-    formats=frozenset({"email", "idn-email", "hostname", "idn-hostname"}),
+    formats=frozenset(
+        [
+            *("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"),
+            *("uri", "uri-reference", "uri-template", "json-pointer", "relative-json-pointer"),
+        ]
+    ),
     bounds=True,
     largest_multiple=1024,
     fractional_multiples=False,

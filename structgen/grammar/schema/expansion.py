@@ -49,7 +49,7 @@ def without(group: Group, *dropped: Assertion | None) -> Schema:
 def names(group: Group, names: Names, algebra: Algebra) -> Schema | None:
     """Say propertyNames by names and patterns."""
     rest = without(group, names)
-    found = algebra.group((*names.schema, of_kind(Kind.STRING)))
+    found = algebra.decided((*names.schema, of_kind(Kind.STRING)))
     if found is None:
         return (*rest, Size(interval=Interval(0, 0), places=names.places))
     if len(group.fields) > 1 or found.any_of or found.one_of or found.nots or found.opaque:
@@ -119,7 +119,7 @@ def unique(group: Group, assertion: Unique, algebra: Algebra) -> Schema | None:
 
 def finite(schema: Schema, algebra: Algebra) -> list[Value] | None:
     """Return all values of a schema, if they are few and plain."""
-    found = algebra.group(schema)
+    found = algebra.decided(schema)
     if found is None:
         return []
     if found.any_of or found.one_of or found.nots or found.opaque:

@@ -48,6 +48,7 @@ class Judge:
     def __init__(self, expand: Callable[[Schema], Iterable[Assertion]]) -> None:
         self._expand = expand
         self._known: dict[tuple[Schema, int], Verdict] = {}  # by value's id, while it is judged
+        self._keys: dict[int, tuple[Members, frozenset[str]]] = {}
         self._depth = 0
 
     def obeys(self, value: JsonValue, schema: Schema) -> Verdict:
@@ -67,8 +68,8 @@ class Judge:
         match assertion:
             case Types(kinds=kinds):
                 return kind_of(value) in kinds
-            case Members(values=values):
-                return identity(value) in {known.key for known in values}
+            case Members():
+                return identity(value) in self._keys_of(assertion)
             case AnyOf(branches=branches):
                 return _any(self.obeys(value, branch) for branch in branches)
             case OneOf(branches=branches):
@@ -86,6 +87,16 @@ class Judge:
                 return self._array_holds(assertion, value)
             case dict():
                 return self._object_holds(assertion, value)
+
+    def _keys_of(self, members: Members) -> frozenset[str]:
+        # By identity, as hashing a long enumeration costs as much as reading it.
+        known = self._keys.get(id(members))
+        if known is None or known[0] is not members:
+            known = self._keys[id(members)] = (
+                members,
+                frozenset(one.key for one in members.values),
+            )
+        return known[1]
 
     def _array_holds(self, assertion: Assertion, array: list[JsonValue]) -> Verdict:
         match assertion:

@@ -29,6 +29,7 @@ from structgen.grammar.schema.regex import (
 
 MAX_ALTERNATIVES = 64
 MAX_SPELT_NODES = 1_000
+MAX_OPTIONAL = 30  # copies of a repeated expression, one in the other
 
 # Texts to be excluded: together no longer than this, or the expression grows too large.
 MAX_EXCLUDED_CHARACTERS = 400
@@ -64,11 +65,23 @@ def anchored(node: Node) -> str:
 def spelt_out(node: Node) -> Node | None:
     """Return the expression without counted repetitions; None: it grows beyond MAX_SPELT_NODES.
 
-    xgrammar takes some groups with a "?" or a count for optional character by character.
+    xgrammar takes some groups with a "?" or a count for optional character by character; where
+    there are no alternatives and no groups, it counts well.
     """
+    if _counts_plainly(node):
+        return node
     budget = [MAX_SPELT_NODES]
     found = _spelt_out(node, budget)
     return found if budget[0] >= 0 else None
+
+
+def _counts_plainly(node: Node) -> bool:
+    match node:
+        case Concat(items):
+            return all(_counts_plainly(item) for item in items)
+        case Repeat(item, _, _):
+            return isinstance(item, Chars)
+    return isinstance(node, Chars)
 
 
 def predictive(node: Node) -> bool:
@@ -161,6 +174,8 @@ def _spelt_out(node: Node, budget: list[int]) -> Node:
             return either(*(_spelt_out(option, budget) for option in options))
         case Repeat(item, low, high):
             budget[0] -= low if high is None else high
+            if high is not None and high - low > MAX_OPTIONAL:
+                budget[0] = -1  # nested too deeply
             return node if budget[0] < 0 else _repeated_out(item, low, high, budget)
     return node
 

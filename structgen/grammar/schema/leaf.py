@@ -110,22 +110,23 @@ class Leaf:
         return part
 
     def _string(self, group: Group) -> JsonObject:
-        native: list[str] = []
         about: list[Assertion] = list(group.patterns)
         about += [group.length] if group.length else []
         for form in group.formats:
-            if form.name in self._dialect.formats:
-                native.append(form.name.removeprefix("idn-"))
-                continue
             found = formats.assertions(form.name, form.places)
-            about += found
-            if not found:
-                self.verified.update(dict.fromkeys(form.places))
-        if native:
-            for assertion in about:
-                self.give_up(assertion.places)
-            return {"format": native[0]}
+            if found and all(map(self._takes, found)):
+                about += found
+                continue
+            self.verified.update(dict.fromkeys(form.places))
+            if form.name in self._dialect.formats and not about:
+                return {"format": form.name}
         return self._text(about)
+
+    def _takes(self, assertion: Assertion) -> bool:
+        """Whether the dialect has an assertion about strings, by itself."""
+        if not isinstance(assertion, Pattern):
+            return self._dialect.patterns_combine  # it would not be by itself
+        return patterns.written(assertion.regex, self._dialect) is not None
 
     def _text(self, about: list[Assertion]) -> JsonObject:
         interval = Interval()

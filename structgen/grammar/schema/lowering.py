@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from structgen.errors import ConstraintTooLarge
+from structgen.grammar import limits
 from structgen.grammar.schema import expansion
 from structgen.grammar.schema.algebra import Algebra
 from structgen.grammar.schema.assertions import (
@@ -25,8 +27,14 @@ from structgen.grammar.schema.values import ALL_KINDS, JsonValue
 MAX_LEVELS = 12
 MAX_LEVELS_WRITTEN_OUT = 30  # where nothing can be referred to
 
+# Properties of one object, over all the cases that it is written in.
+MAX_COPIES = 4_000
+
+# To one schema; more only if it leads back to itself.
+MAX_CHANGES = 64
+
 # Of one schema, in the unit of the work of an algebra: an assertion taken up.
-WORK_OF_WRITING = 10
+WORK_OF_WRITING = 20
 
 
 class Lowering:
@@ -111,9 +119,10 @@ class Lowering:
         if self._is_plain_choice(found):
             return self._one_of(found.any_of[0].branches)
         cases = distributed(found, self._algebra)
-        if cases is not None:
-            return self._one_of(cases)
-        return self._side_by_side(found)
+        properties = sum(len(fields.named) for fields in found.fields)
+        if cases is None or len(cases) * properties > MAX_COPIES:
+            return self._side_by_side(found)
+        return self._one_of(cases)
 
     def _one_of(self, cases: Sequence[Schema]) -> JsonValue:
         options: list[JsonValue] = []
@@ -154,12 +163,15 @@ class Lowering:
 
     def _resolved(self, found: Group | None) -> Group | None:
         """Say everything in terms that the dialect has; give up what cannot be."""
-        while found is not None:
-            changed = self._next(found)
+        for _ in range(MAX_CHANGES):
+            changed = None if found is None else self._next(found)
             if changed is None:
                 return found
             found = self._algebra.group(changed)
-        return None
+        raise ConstraintTooLarge(
+            f"json_schema: a schema in it takes more than {MAX_CHANGES} steps to rewrite",
+            field=limits.SCHEMA_FIELD,
+        )
 
     def _next(self, found: Group) -> Schema | None:
         """Return the schema with one thing less that the dialect does not have; None: all done."""

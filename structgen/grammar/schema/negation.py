@@ -72,14 +72,14 @@ class Negator:
         return found
 
     def all_negated(self, branches: tuple[Schema, ...], places: Places) -> Schema | None:
-        """Return the schema of the values that none of the branches allows."""
-        result: dict[Assertion, None] = {}
-        for branch in branches:
-            one = self.negated(branch, places)
-            if one is None:
-                return None
-            result.update(dict.fromkeys(one))
-        return tuple(result)
+        """Return the schema of the values that none of the branches allows.
+
+        The negations stand in it undone: carried out in each other, they would double in size
+        with every level.
+        """
+        if any(self.negated(branch, places) is None for branch in branches):
+            return None
+        return tuple(Not(schema=branch, places=places) for branch in dict.fromkeys(branches))
 
     def _negated(self, schema: Schema, places: Places) -> Schema | None:
         found: Alternatives = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from structgen.grammar import limits
 from structgen.grammar.schema import settling
 from structgen.grammar.schema.algebra import Algebra
 from structgen.grammar.schema.assertions import Schema
@@ -54,9 +55,12 @@ def prepare(schema_text: str, dialect: Dialect) -> Prepared:
     written = lowering.document(root)
     if written is False:
         raise _unsatisfiable(root, algebra)
+    text = dump({} if written is True else written)
+    most = limits.MAX_REWRITTEN_CHARACTERS
+    limits.within("the number of characters of its rewriting", len(text), most)
     reports = _reports(reader, lowering)
     return Prepared(
-        schema_text=dump({} if written is True else written),
+        schema_text=text,
         reports=reports,
         unenforced=[report for report in reports if report.treatment is Treatment.IGNORED],
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from structgen.errors import ConstraintTooLarge
 from structgen.grammar import limits
 from structgen.grammar.schema.values import JsonValue, dump
 
@@ -10,13 +9,12 @@ DEFINITIONS = "$defs"
 
 # Text that is repeated is only worth a reference if it is long.
 MIN_CHARACTERS = 60
-MAX_CHARACTERS = 8 * limits.MAX_SCHEMA_BYTES
 
 
 class Sharing:
     """Finds the objects that occur, as the same object, more than once.
 
-    Raises ConstraintTooLarge: written out, the schema would be longer than MAX_CHARACTERS.
+    refer: replace them by references; else the schema must not be too long without.
     """
 
     def __init__(self, refer: bool) -> None:
@@ -26,15 +24,12 @@ class Sharing:
         self._names: dict[int, str] = {}
         self._shared: dict[str, JsonValue] = {}
 
-    def document(
-        self, root: dict[str, JsonValue] | JsonValue, definitions: dict[str, JsonValue]
-    ) -> JsonValue:
+    def document(self, root: JsonValue, definitions: dict[str, JsonValue]) -> JsonValue:
+        """Return the schema with its definitions.  Raises ConstraintTooLarge."""
         total = sum(self._measure(part) for part in (root, *definitions.values()))
-        if total > MAX_CHARACTERS and not self._refer:
-            raise ConstraintTooLarge(
-                f"json_schema: its rewriting has more than {MAX_CHARACTERS} characters",
-                field=limits.SCHEMA_FIELD,
-            )
+        if not self._refer:
+            most = limits.MAX_REWRITTEN_CHARACTERS
+            limits.within("the number of characters of its rewriting", total, most)
         written = self._with_references(root, top=True)
         assert isinstance(written, dict)
         parts = {name: self._with_references(part, top=True) for name, part in definitions.items()}
