@@ -2,8 +2,10 @@
 
 import contextlib
 import gzip
+import inspect
 import itertools
 import json
+import sys
 from pathlib import Path
 
 import jsonschema_rs
@@ -207,6 +209,21 @@ def nested(depth: int) -> str:
 def test_a_schema_beyond_the_limits_is_refused_or_stays_small(schema: str) -> None:
     with contextlib.suppress(ConstraintError, LimitExceeded):
         assert len(prepare(schema, LLGUIDANCE).schema_text) < 1_000_000
+
+
+def test_a_rewriting_that_outgrows_the_stack_is_a_limit_too() -> None:
+    def deep(frames: int) -> None:
+        if frames:
+            return deep(frames - 1)
+        with pytest.raises(LimitExceeded, match="nested too deeply"):
+            prepare(json.dumps(SCHEMAS["if then else"]), LLGUIDANCE)
+        return None
+
+    deep(sys.getrecursionlimit() - stack_depth() - 40)
+
+
+def stack_depth() -> int:
+    return len(inspect.stack(0))
 
 
 @pytest.mark.skipif(not MASKBENCH.exists(), reason=f"{MASKBENCH.name} is not beside the checkout")

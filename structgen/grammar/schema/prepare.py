@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from structgen.errors import ConstraintTooLarge
 from structgen.grammar import limits
 from structgen.grammar.schema import settling
 from structgen.grammar.schema.algebra import Algebra
@@ -47,6 +48,16 @@ def prepare(schema_text: str, dialect: Dialect) -> Prepared:
     Raises ConstraintError: it is not a JSON Schema, refers to something outside of it, or allows
     nothing.  ConstraintTooLarge: it is beyond a limit, or its rewriting would be.
     """
+    try:
+        return _prepare(schema_text, dialect)
+    except RecursionError:
+        # The other limits bound what is nested; this one is the interpreter's.
+        raise ConstraintTooLarge(
+            "json_schema: its rewriting is nested too deeply", field=limits.SCHEMA_FIELD
+        ) from None
+
+
+def _prepare(schema_text: str, dialect: Dialect) -> Prepared:
     document = Document(schema_text)
     reader = Reader(document)
     algebra = Algebra(reader)
