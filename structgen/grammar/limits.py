@@ -22,7 +22,7 @@ MAX_PATTERN_CHARACTERS = 16 * 1024
 
 # What rewriting may cost; beyond, a keyword is left as it is, or the schema is refused.
 MAX_REFERENCE_DEPTH = 100
-MAX_WORK = 200_000  # assertions taken up, some microseconds each
+MAX_WORK = 150_000  # assertions taken up, some microseconds each
 MAX_REWRITTEN_CHARACTERS = 1024 * 1024
 MAX_BRANCHES = 256  # of one choice, once the keywords beside it are in every branch
 

@@ -53,6 +53,19 @@ class Algebra:
             self.spend(len(known))
         return known
 
+    def direct(self, schema: Schema) -> Schema:
+        """Return what a schema that only refers to another one refers to in the end."""
+        seen = set()
+        while len(schema) == 1 and isinstance(schema[0], Reference):
+            target = schema[0].target
+            inner = self._reader.schema(target)
+            plain = len(inner) == 1 and isinstance(inner[0], Reference)
+            if not plain or target in seen:
+                break
+            seen.add(target)
+            schema = inner
+        return schema
+
     def group(self, schema: Schema, depth: int = MAX_DEPTH) -> Group | None:
         """Return the schema, merged and without what it implies; None: it allows nothing."""
         if depth < MAX_DEPTH:
@@ -72,14 +85,14 @@ class Algebra:
             self._empty[key] = self._is_empty(schema, depth)
         return self._empty[key]
 
-    def decided(self, schema: Schema) -> Group | None:
-        """Return the schema as a group in which every choice has more than one branch left."""
+    def decided(self, schema: Schema, depth: int = MAX_DEPTH) -> Group | None:
+        """Return the schema as a group, with choices made that have one branch left."""
         found = self.group(schema)
-        for choice in found.any_of if found else ():
+        for choice in found.any_of if found and depth else ():
             rest = tuple(one for one in found or () if one is not choice)
             left = [branch for branch in choice.branches if not self.empty(rest + branch)]
             if len(left) == 1:
-                return self.decided(rest + left[0])
+                return self.decided(rest + left[0], depth - 1)
         return found
 
     def negated(self, schema: Schema, places: Places) -> Schema | None:

@@ -13,7 +13,7 @@ from structgen.grammar.schema import charset
 from structgen.grammar.schema.charset import Ranges
 from structgen.grammar.schema.regex import Alternation, Chars, Concat, Node, Repeat
 
-MAX_STATES = 2_000
+MAX_STATES = 6_000
 MAX_STEPS = 2_000
 
 

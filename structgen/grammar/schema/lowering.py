@@ -65,6 +65,7 @@ class Lowering:
             return True
         if is_nothing(schema) or self._algebra.empty(schema):
             return False
+        schema = self._algebra.direct(schema)
         if schema in self._written:
             return self._written[schema]
         if schema in self._names:

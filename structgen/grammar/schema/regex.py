@@ -133,11 +133,12 @@ class _Parser:
         return items[0] if len(items) == 1 else Concat(tuple(items))
 
     def quantified(self, depth: int) -> Node:
+        is_anchor = self.peek() in ("^", "$")
         node = self.atom(depth)
         bounds = self.quantifier()
         if bounds is None:
             return node
-        if isinstance(node, Start | End):
+        if is_anchor:
             raise RegexError("nothing to repeat")
         self.skip("?")  # lazy: the same texts
         if self.peek() and self.peek() in "*+?":
