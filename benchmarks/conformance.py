@@ -5,8 +5,9 @@ instances are spelt as structgen writes JSON and fed through the masks, token by
 means that every token was allowed and the text may end there.  A valid instance counts as accepted
 in its own key order or the schema's (`order_only`: in another alone), an invalid one in any.
 `auto` takes the first backend that enforces all of a schema; `NAME/raw` gives a library the schema
-as it is.  One JSON line per configuration; compile and fill times are those of this vocabulary (of
-bytes, unless a tokenizer is given).
+as it is.  Of the official suite, schemas are of the draft that their folder is called after, and
+format.json is left out: it wants formats not to be asserted.  One JSON line per configuration;
+compile and fill times are those of this vocabulary (of bytes, unless a tokenizer is given).
 
     python benchmarks/conformance.py
     python benchmarks/conformance.py --tokenizer FOLDER --configurations auto xgrammar/raw
@@ -62,7 +63,9 @@ class Case(msgspec.Struct):
 
 
 class Verdict(msgspec.Struct):
-    """How an instance fared with keys in its own order, in the schema's, in any that was found."""
+    """How an instance fared with keys in its own order, in the schema's, in any that was found.
+
+    A valid one may have whole numbers written without a fraction instead."""
 
     valid: bool
     own: bool
@@ -165,11 +168,15 @@ class Judge:
         self._words = bitmask.allocate(1, speller.vocabulary.size)
 
     def verdict(self, test: Instance, schema: Json) -> Verdict:
-        own = self._accepts(_text(test.data))
-        in_order = own or self._accepts(_text(ordered(test.data, schema, schema)))
+        data = test.data
+        own = self._accepts(_text(data))
+        if test.valid and not own:
+            data = _without_fractions(data)
+            own = self._accepts(_text(data))
+        in_order = own or self._accepts(_text(ordered(data, schema, schema)))
         self._left = MAX_TRIES[0 if test.valid else 1]
         start = self._compiled.new_matcher()
-        somehow = in_order or self._finds_order(start, [("value", test.data)])
+        somehow = in_order or self._finds_order(start, [("value", data)])
         return Verdict(test.valid, own, in_order, somehow)
 
     def _accepts(self, text: str) -> bool:
@@ -213,6 +220,18 @@ class Judge:
 
 def _text(data: Json) -> str:
     return json.dumps(data, ensure_ascii=False, separators=(", ", ": "))
+
+
+def _without_fractions(data: Json) -> Json:
+    """Return an equal value in which whole numbers are integers."""
+    match data:
+        case float() if data.is_integer():
+            return int(data)
+        case list():
+            return [_without_fractions(item) for item in data]
+        case dict():
+            return {name: _without_fractions(value) for name, value in data.items()}
+    return data
 
 
 def _opened(value: Json) -> list[Part]:
@@ -380,14 +399,24 @@ def _times(compiled: list[Compiled], fill_s: list[float]) -> dict[str, Value]:
 def load(path: Path) -> list[Case]:
     """Read MaskBench-style JSON lines, gzipped or not, or a folder of the official suite."""
     if path.is_dir():
-        return [
-            msgspec.structs.replace(case, id=f"{file.stem} {index}")
-            for file in sorted(path.glob("*.json"))
-            for index, case in enumerate(msgspec.json.decode(file.read_bytes(), type=list[Case]))
-        ]
+        files = [file for file in sorted(path.glob("*.json")) if file.name != "format.json"]
+        return [case for file in files for case in _of_suite(file)]
     data = path.read_bytes()
     lines = gzip.decompress(data) if path.suffix == ".gz" else data
     return msgspec.json.Decoder(Case).decode_lines(lines)
+
+
+# The suite's schemas of older drafts do not say which they are of.
+OLDER_DRAFTS = {f"draft{n}": f"http://json-schema.org/draft-0{n}/schema#" for n in (4, 6, 7)}
+
+
+def _of_suite(file: Path) -> Iterator[Case]:
+    draft = next((OLDER_DRAFTS[part] for part in file.parts if part in OLDER_DRAFTS), None)
+    for index, case in enumerate(msgspec.json.decode(file.read_bytes(), type=list[Case])):
+        schema = case.schema
+        if draft and isinstance(schema, dict):
+            schema = {"$schema": draft, **schema}
+        yield Case(schema, case.tests, id=f"{file.stem} {index}")
 
 
 def measure(configuration: Configuration, cases: list[Case], limits: Limits) -> Tally:

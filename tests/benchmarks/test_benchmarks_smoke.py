@@ -106,3 +106,48 @@ def test_complete_answers_of_the_built_in_workload_are_valid(tmp_path: Path) -> 
     (line,) = of_case(lines, "validate")
     assert line["requests"] == 32
     assert line["complete_and_valid"] == line["complete"] == 32 - len(line["others"])
+
+
+def write_suite(folder: Path) -> Path:
+    """Write a folder as of the official suite, of draft 7, with one that no library takes."""
+    groups = [
+        {
+            "description": "the draft is known by the folder: array items, hidden siblings",
+            "schema": {
+                "definitions": {"s": {"type": "string"}},
+                "items": [{"type": "null"}, {"$ref": "#/definitions/s", "maxLength": 1}],
+            },
+            "tests": [
+                {"description": "", "data": [None, "ab"], "valid": True},
+                {"description": "", "data": [1], "valid": False},
+            ],
+        },
+        {
+            "description": "a number may be written without its fraction",
+            "schema": {"const": {"b": 2, "a": 1}},
+            "tests": [
+                {"description": "", "data": {"b": 2.0, "a": 1}, "valid": True},
+                {"description": "", "data": {"a": 1, "b": 2}, "valid": True},
+            ],
+        },
+        {"description": "refused", "schema": {"uniqueItems": True}, "tests": []},
+    ]
+    inner = folder / "tests" / "draft7"
+    inner.mkdir(parents=True)
+    (inner / "groups.json").write_text(json.dumps(groups))
+    (inner / "format.json").write_text(json.dumps([{"schema": {"type": "nosuch"}, "tests": []}]))
+    return inner
+
+
+def test_conformance_counts_what_becomes_of_a_folder_of_the_official_suite(tmp_path: Path) -> None:
+    folder = write_suite(tmp_path)
+    lines = run("conformance.py", "--cases", str(folder), "--configurations", "auto", "--show")
+    (line,) = of_case(lines, "conformance")
+    counts = ["schemas", "served", "valid", "valid_accepted", "order_only"]
+    assert [line[name] for name in counts] == [3, 2, 3, 2, 1]
+    assert (line["invalid"], line["invalid_accepted"]) == (1, 0)
+    assert line["refused_by"] == {"uniqueItems": 1}
+    assert line["endings"] == {}
+    notable = sorted(line["what"] for line in of_case(lines, "notable"))
+    assert notable[1] == "valid order only: groups 1"
+    assert notable[0].startswith("refused: groups 2")

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from structgen.constraints import Constraint
 from structgen.grammar import bitmask, build_backend
 from structgen.grammar.base import Vocabulary
+from structgen.grammar.choosing import Backends
 
 BYTES = [bytes([byte]) for byte in range(256)]
 CONTROL_TOKEN = b""
@@ -38,11 +39,18 @@ class Judge:
     """Tells which texts obey a constraint, by the masks of one backend over one vocabulary."""
 
     def __init__(
-        self, constraint: Constraint, vocabulary: Vocabulary, backend: str = "xgrammar"
+        self, constraint: Constraint, vocabulary: Vocabulary, backend: str | None = None
     ) -> None:
-        """Raises ConstraintError: the backend refuses the constraint."""
-        self._backend = build_backend(backend, vocabulary)
-        self._compiled = self._backend.compile(constraint)
+        """Compile with a backend that is given the constraint as it is; None: as for a request.
+
+        Raises ConstraintError: the constraint is refused.
+        """
+        if backend is None:
+            chosen = Backends(vocabulary).compile(constraint)
+            self._backend, self._compiled = chosen.backend, chosen.grammar
+        else:
+            self._backend = build_backend(backend, vocabulary)
+            self._compiled = self._backend.compile(constraint)
         self._words = bitmask.allocate(1, vocabulary.size)
         self._ids = {text: id for id, text in enumerate(vocabulary.token_bytes) if text}
         self._longest = max(map(len, self._ids))

@@ -1,7 +1,8 @@
 """Constraints that hurt users of other systems, each with texts that it must allow or refuse.
 
+They are compiled as a request's are: rewritten, by the first library that enforces all of them.
 The cases lie beside the repository, in shared/data/constraint-cases.jsonl; without them, nothing
-here runs.  A case that a backend cannot pass yet is in KNOWN_GAPS, and has to leave it once passed.
+here runs.
 """
 
 from __future__ import annotations
@@ -24,15 +25,6 @@ KINDS: dict[str, Callable[..., Constraint]] = {
     "regex": Regex,
     "ebnf": Ebnf,
     "choice": lambda options: Choice(tuple(options)),
-}
-
-# id -> what xgrammar does instead.
-KNOWN_GAPS = {
-    "J16-number-multipleof": "drops multipleOf of a number",
-    "J24-empty-patternprops-regex": "allows no key at all for an empty key pattern",
-    "J41-pattern-and-length": "drops the length bounds beside a pattern",
-    "J43-oneof-overlap": "takes oneOf for anyOf",
-    "J55-date-not-leap": "allows day 29 to 31 in any month",
 }
 
 
@@ -81,17 +73,8 @@ def judge_of(case: Case, vocabulary: Vocabulary) -> Judge | ConstraintError:
         return error
 
 
-def marks(case: Case) -> list[pytest.MarkDecorator]:
-    """Expect a known gap to fail; xfail_strict makes one that passes a failure."""
-    if case.id not in KNOWN_GAPS:
-        return []
-    return [pytest.mark.xfail(reason=KNOWN_GAPS[case.id], raises=AssertionError)]
-
-
 @pytest.mark.parametrize("by", ["byte", "piece"])
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, id=case.id, marks=marks(case)) for case in CASES]
-)
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.id) for case in CASES])
 def test_a_constraint_is_obeyed_or_refused(case: Case, by: str) -> None:
     accept, reject = case.texts(case.accept), case.texts(case.reject)
     vocabulary = byte_vocabulary() if by == "byte" else piece_vocabulary(accept + reject)
@@ -102,8 +85,3 @@ def test_a_constraint_is_obeyed_or_refused(case: Case, by: str) -> None:
     assert case.compile != "error", "compiled"
     assert [text for text in accept if not judge.obeys(text)] == []
     assert [text for text in reject if judge.obeys(text)] == []
-
-
-@pytest.mark.skipif(not CASES, reason=f"there are no cases at {FILE}")
-def test_the_known_gaps_are_cases() -> None:
-    assert set(KNOWN_GAPS) <= {case.id for case in CASES}
