@@ -31,12 +31,16 @@ ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 # Formats that schemas of older drafts use too; there the library takes them for annotations.
 FORMATS: Mapping[str, Callable[[str], bool]] = {
     name: jsonschema_rs.Draft202012Validator({"format": name}, validate_formats=True).is_valid
-    for name in ("date", "time", "duration", "uuid")
+    for name in (
+        *("date", "time", "duration", "uuid", "idn-hostname", "uri-reference", "iri"),
+        *("iri-reference", "uri-template", "json-pointer", "relative-json-pointer"),
+    )
 }
 
-# Drafts that one means who does not say so, besides the latest: it refuses what they allow.
+# Drafts that one means who does not say so, besides the latest: it refuses what they allow.  They
+# are those in which the constraint was read.
 OLDER_DRAFTS: tuple[Callable[..., jsonschema_rs.Validator], ...] = (
-    jsonschema_rs.Draft7Validator,
+    jsonschema_rs.Draft201909Validator,
     jsonschema_rs.Draft4Validator,
 )
 
@@ -76,6 +80,17 @@ def _is_valid(schema: str, value: object) -> bool | None:
 
 # ---- validators
 
+# Drafts 6 and 7 leave it open whether these assert; the later ones do not.
+ANNOTATIONS = ("contentEncoding", "contentMediaType")
+
+
+class _Annotation:
+    """A keyword that every value obeys."""
+
+    def __init__(self, schema: object, value: object, path: object) -> None: ...
+
+    def validate(self, instance: object) -> None: ...
+
 
 def _validator(schema: str) -> jsonschema_rs.Validator | None:
     parsed = json.loads(schema)
@@ -90,6 +105,7 @@ def _validator(schema: str) -> jsonschema_rs.Validator | None:
                 parsed,
                 validate_formats=True,
                 formats=dict(FORMATS),
+                keywords=dict.fromkeys(ANNOTATIONS, _Annotation),
                 pattern_options=jsonschema_rs.FancyRegexOptions(backtrack_limit=BACKTRACK_LIMIT),
                 offline=True,
             )

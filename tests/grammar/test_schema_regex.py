@@ -116,6 +116,15 @@ def test_the_texts_but_for_some_are_all_others(words: list[str]) -> None:
         assert bool(re.fullmatch(regex, text)) == (text not in words)
 
 
+def test_long_texts_are_excluded_without_nesting_too_deeply() -> None:
+    words = ("x" * 180 + "y", "x" * 90 + "z" * 70)
+    regex = excluding(words)
+    texts = [word[:end] + more for word in words for end in (0, 1, 89, 90, 160) for more in "xyz"]
+    texts += [words[0] + "x", words[1][:-1]]
+    assert all(patterns.found_in(regex, text) for text in texts)
+    assert not any(patterns.found_in(regex, word) for word in words)
+
+
 @pytest.mark.parametrize(
     ("pattern", "taken"),
     [

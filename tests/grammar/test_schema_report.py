@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from schema_strategies import DRAFTS
 
 from structgen.grammar.schema import (
     LLGUIDANCE,
@@ -81,6 +82,30 @@ def test_formats_that_xgrammar_must_be_trusted_with_are_verified() -> None:
 def test_keywords_of_later_drafts_are_annotations() -> None:
     schema = {"$schema": "http://json-schema.org/draft-04/schema#", "const": 1, "type": "integer"}
     assert treatments(schema) == {"/const": "annotation", "/type": "enforced"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "left"),
+    [
+        (
+            {"items": [{"type": "null"}], "additionalItems": False, "type": "array"},
+            {"type": "array", "prefixItems": [{"type": "null"}], "items": False},
+        ),
+        (
+            {"type": "integer", "minimum": 1, "exclusiveMinimum": True},
+            {"type": "integer", "minimum": 2},
+        ),
+    ],
+)
+def test_a_schema_of_no_draft_is_of_the_first_that_takes_it(schema: Any, left: Any) -> None:
+    assert set(treatments(schema).values()) == {"enforced"}
+    assert written(schema) == left
+
+
+@pytest.mark.parametrize("draft", [7, 2020])
+def test_what_is_said_of_content_is_an_annotation(draft: int) -> None:
+    schema = {"$schema": DRAFTS[draft], "contentEncoding": "base64", "contentMediaType": "a/b"}
+    assert set(treatments(schema).values()) == {"annotation"}
 
 
 def test_siblings_of_a_reference_are_annotations_in_old_drafts() -> None:

@@ -139,6 +139,10 @@ REWRITES: dict[str, dict[str, Any]] = {
     "no type": {"minLength": 1, "minimum": 1, "maxItems": 1, "required": ["a"]},
     "array items": {"$schema": DRAFTS[7], "items": [{"const": "p"}], "additionalItems": False},
     "draft 4 bounds": {"$schema": DRAFTS[4], "minimum": 1, "exclusiveMinimum": True},
+    "draft within a draft": {
+        "$schema": DRAFTS[7],
+        "properties": {"a": {"$schema": DRAFTS[4], "const": 1}, "b": {"const": "x"}},
+    },
     "$id": {"$id": "http://h/r", "$ref": "s", "$defs": {"x": {"$id": "s", "type": "null"}}},
     "$anchor": {"$ref": "#s", "$defs": {"x": {"$anchor": "s", "type": "boolean"}}},
     "$dynamicRef": {"$dynamicRef": "#s", "$defs": {"x": {"$dynamicAnchor": "s", "type": "null"}}},

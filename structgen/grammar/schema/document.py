@@ -5,16 +5,22 @@ Pointers are JSON pointers into the document as the client sent it; "" is the do
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
 from urllib.parse import unquote, urldefrag, urljoin
 
+from structgen.errors import ConstraintError, ConstraintTooLarge
 from structgen.grammar import limits
 from structgen.grammar.schema import drafts
+from structgen.grammar.schema.drafts import Draft
 from structgen.grammar.schema.fault import fault
 from structgen.grammar.schema.values import JsonValue, dump
+
+T = TypeVar("T")
 
 _NO_BASE = "https://schema.invalid/"  # the base of a document that has no id
 
@@ -22,13 +28,33 @@ _NO_BASE = "https://schema.invalid/"  # the base of a document that has no id
 class Document:
     """Raises ConstraintError: not JSON, not a JSON Schema.  ConstraintTooLarge: beyond a limit."""
 
-    def __init__(self, text: str) -> None:
-        self.root = _parse(text)
-        self.draft = drafts.draft_of(self.root)
+    def __init__(self, root: JsonValue, draft: Draft) -> None:
+        self.root = root
+        self._drafts: dict[str, Draft] = {"": draft}  # of the schemas that name one, by pointer
         self._bases: dict[str, str] = {"": _NO_BASE}  # of the schemas with an id, by pointer
         self._by_uri: dict[str, str] = {_NO_BASE: ""}
         self._seen: Counter[tuple[str, str]] = Counter()  # of the keywords of dynamic references
-        self._walk(self.root, "", _NO_BASE)
+        self._walk(root, "", _NO_BASE, draft)
+
+    @classmethod
+    def of(cls, text: str) -> Document:
+        """Parse a schema.  One that does not say its draft is of the first that it is well formed
+        in: of the latest, of 2019-09 (for array `items`), of 4 (for `exclusiveMinimum: true`)."""
+        root = _parse(text)
+        named = drafts.named_by(root)
+        candidates = [named] if named else [Draft.DRAFT_2020, Draft.DRAFT_2019, Draft.DRAFT_4]
+        first, *others = candidates
+        try:
+            return cls(root, first)
+        except ConstraintError as error:
+            for draft in () if isinstance(error, ConstraintTooLarge) else others:
+                with contextlib.suppress(ConstraintError):
+                    return cls(root, draft)
+            raise
+
+    def draft(self, pointer: str) -> Draft:
+        """Return the draft that the schema at a pointer is read by."""
+        return _nearest(self._drafts, pointer)
 
     def count(self, keyword: str, value: JsonValue) -> int:
         """Return in how many schemas `keyword` has this value."""
@@ -62,7 +88,7 @@ class Document:
         return target
 
     def _target(self, reference: str, pointer: str) -> str:
-        uri = _joined(self._base(pointer), reference)
+        uri = _joined(_nearest(self._bases, pointer), reference)
         if uri in self._by_uri:
             return self._by_uri[uri]
         document, fragment = urldefrag(uri)
@@ -72,31 +98,29 @@ class Document:
             raise fault(f"nothing is called {reference!r}", pointer)
         return self._by_uri[document] + unquote(fragment)
 
-    def _base(self, pointer: str) -> str:
-        while pointer not in self._bases:
-            pointer = pointer.rpartition("/")[0]
-        return self._bases[pointer]
-
-    def _walk(self, schema: JsonValue, pointer: str, base: str) -> None:
+    def _walk(self, schema: JsonValue, pointer: str, base: str, draft: Draft) -> None:
         """Note the names in a schema and below it, and check the values of its keywords."""
         if not isinstance(schema, dict):
             return
-        base = self._named(schema, pointer, base)
+        named = drafts.named_by(schema, pointer)
+        if named not in (None, draft) and pointer:
+            draft = self._drafts[pointer] = named
+        base = self._named(schema, pointer, base, draft)
         _check_sizes(schema, pointer)
-        hidden = "$ref" in schema and self.draft.reference_hides_siblings
+        hidden = "$ref" in schema and draft.reference_hides_siblings
         for keyword, value in schema.items():
             place = f"{pointer}/{escaped(keyword)}"
-            asserted = drafts.asserts(self.draft, keyword) and (not hidden or keyword == "$ref")
+            asserted = drafts.asserts(draft, keyword) and (not hidden or keyword == "$ref")
             if asserted or keyword in ("$defs", "definitions"):
-                drafts.check(self.draft, keyword, value, place)
+                drafts.check(draft, keyword, value, place)
             for inner, at in _subschemas(keyword, value, place):
                 if asserted and not isinstance(inner, dict | bool):
                     raise fault("must be a schema", at)
-                self._walk(inner, at, base)
+                self._walk(inner, at, base, draft)
 
-    def _named(self, schema: dict[str, JsonValue], pointer: str, base: str) -> str:
-        id = schema.get(self.draft.id_keyword)
-        if isinstance(id, str) and ("$ref" not in schema or self.draft >= drafts.Draft.DRAFT_2019):
+    def _named(self, schema: dict[str, JsonValue], pointer: str, base: str, draft: Draft) -> str:
+        id = schema.get(draft.id_keyword)
+        if isinstance(id, str) and ("$ref" not in schema or draft >= Draft.DRAFT_2019):
             uri = _joined(base, id)
             if id.startswith("#"):
                 self._by_uri.setdefault(uri, pointer)
@@ -112,6 +136,13 @@ class Document:
             if keyword in schema:
                 self._seen[keyword, dump(schema[keyword])] += 1
         return base
+
+
+def _nearest(by_pointer: Mapping[str, T], pointer: str) -> T:
+    """Return what is noted for the innermost schema around a pointer, or at it."""
+    while pointer not in by_pointer:
+        pointer = pointer.rpartition("/")[0]
+    return by_pointer[pointer]
 
 
 def escaped(token: str) -> str:

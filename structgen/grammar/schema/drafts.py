@@ -58,6 +58,9 @@ _NEW = {
 SINCE = {keyword: draft for draft, keywords in _NEW.items() for keyword in keywords.split()}
 _UNTIL = {"$recursiveRef": Draft.DRAFT_2019, "additionalItems": Draft.DRAFT_2019}
 
+# Older drafts leave it open whether they assert; the validator is told that they do not.
+CONTENT = _words("contentEncoding contentMediaType contentSchema")
+
 # Keywords that hold: one schema, a list of them, a map of them.  `items` and `dependencies` are
 # both, and looked at where they are used.
 HOLD_SCHEMA = _words(
@@ -76,14 +79,17 @@ _NUMBERS = _words("multipleOf maximum exclusiveMaximum minimum exclusiveMinimum"
 _TEXTS = _words("pattern format $ref $dynamicRef $recursiveRef")
 
 
-def draft_of(root: JsonValue) -> Draft:
-    """Raises ConstraintError: a `$schema` that is not known."""
-    named = root.get("$schema") if isinstance(root, dict) else None
-    if named is None:
-        return Draft.DRAFT_2020
-    key = str(named).rstrip("#").partition("://")[2]
+def named_by(schema: JsonValue, pointer: str = "") -> Draft | None:
+    """Return the draft that a schema says it is of.
+
+    Raises ConstraintError: a `$schema` that is not known.
+    """
+    name = schema.get("$schema") if isinstance(schema, dict) else None
+    if name is None:
+        return None
+    key = str(name).rstrip("#").partition("://")[2]
     if key not in _URIS:
-        raise fault(f"unknown dialect {named!r}", "/$schema")
+        raise fault(f"unknown dialect {name!r}", f"{pointer}/$schema")
     return _URIS[key]
 
 

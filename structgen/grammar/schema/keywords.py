@@ -41,7 +41,7 @@ class Keywords:
     def __init__(self, document: Document, pointer: str, raw: dict[str, JsonValue]) -> None:
         self.treatments: dict[Place, Treatment] = {}
         self.document = document
-        self.draft = document.draft
+        self.draft = document.draft(pointer)
         self.pointer = pointer
         self.keywords = raw
 

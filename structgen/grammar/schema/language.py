@@ -33,6 +33,7 @@ MAX_OPTIONAL = 30  # copies of a repeated expression, one in the other
 
 # Texts to be excluded: together no longer than this, or the expression grows too large.
 MAX_EXCLUDED_CHARACTERS = 400
+MAX_EXCLUDED_LEVELS = 40  # of alternatives, one in the other
 
 # at_start, what matches, at_end: the match begins (ends) where the text does.
 Alternative = tuple[bool, Node, bool]
@@ -132,12 +133,29 @@ def excluding(words: tuple[str, ...]) -> str:
 
 def none_of(words: Sequence[str]) -> Node:
     """Return an expression for every text but these."""
-    options: list[Node] = [] if "" in words else [EMPTY]
-    firsts = sorted({word[0] for word in words if word})
-    options.append(Concat((Chars(charset.complement(charset.of("".join(firsts)))), ANYTHING)))
+    longest = max(map(len, words), default=0)
+    return _none_of(words, stem=1 + longest // MAX_EXCLUDED_LEVELS)
+
+
+def _none_of(words: Sequence[str], stem: int) -> Node:
+    """stem: how many letters that all words begin with are taken before a level is opened.
+
+    With one, the next letter always tells which alternative is meant.
+    """
+    options: list[Node] = []
+    common: list[Node] = []
+    while True:
+        options += [] if "" in words else [join(*common)]
+        firsts = sorted({word[0] for word in words if word})
+        others = Chars(charset.complement(charset.of("".join(firsts))))
+        options.append(join(*common, others, ANYTHING))
+        if len(firsts) != 1 or len(common) + 1 >= stem:
+            break
+        common.append(Chars(charset.of(firsts[0])))
+        words = [word[1:] for word in words if word]
     for first in firsts:
-        rest = none_of([word[1:] for word in words if word.startswith(first)])
-        options.append(join(Chars(charset.of(first)), rest))
+        rest = _none_of([word[1:] for word in words if word.startswith(first)], stem)
+        options.append(join(*common, Chars(charset.of(first)), rest))
     return either(*options)
 
 

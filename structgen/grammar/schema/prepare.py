@@ -58,7 +58,7 @@ def prepare(schema_text: str, dialect: Dialect) -> Prepared:
 
 
 def _prepare(schema_text: str, dialect: Dialect) -> Prepared:
-    document = Document(schema_text)
+    document = Document.of(schema_text)
     reader = Reader(document)
     algebra = Algebra(reader)
     root = reader.root()

@@ -40,7 +40,7 @@ def _assertions(keywords: Keywords) -> Iterator[Assertion]:
     done = set()
     for keyword in keywords.keywords:
         if not keywords.asserts(keyword):
-            if keyword in drafts.SINCE:
+            if keyword in drafts.SINCE or keyword in drafts.CONTENT:
                 keywords.note(keyword, Treatment.ANNOTATION)
             continue
         keywords.note(keyword, Treatment.ENFORCED)
