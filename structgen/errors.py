@@ -3,6 +3,7 @@
     StructgenError
     ├── InvalidRequest            the caller's fault: names field, value and limit
     │   └── ConstraintError       the constraint cannot be compiled or honoured
+    │       └── BeyondBackend     this library does not take it; another one may
     ├── Unsupported               well formed, but this server or backend does not offer it
     ├── NotFound                  an id that nothing answers to
     ├── DuplicateRequest          a live request has this id already
@@ -46,6 +47,10 @@ class InvalidRequest(StructgenError):
 
 class ConstraintError(InvalidRequest):
     """The constraint is malformed, unsupported or unsatisfiable; says where."""
+
+
+class BeyondBackend(ConstraintError):
+    """The constraint makes sense, but is more than this library takes; another one may."""
 
 
 class Unsupported(StructgenError):
@@ -115,6 +120,7 @@ _BY_NAME: dict[str, type[StructgenError]] = {
     for cls in (
         InvalidRequest,
         ConstraintError,
+        BeyondBackend,
         Unsupported,
         NotFound,
         DuplicateRequest,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 from structgen.constraints import Backend, Constraint, JsonSchema
-from structgen.errors import ConstraintError, Unsupported
+from structgen.errors import BeyondBackend, ConstraintError, Unsupported
 from structgen.grammar import build_backend
 from structgen.grammar.base import CompiledConstraint, GrammarBackend, Vocabulary, field_of
 from structgen.grammar.schema import LLGUIDANCE, OUTLINES, XGRAMMAR, prepare
@@ -72,8 +72,9 @@ class Backends:
                 return Chosen(backend, backend.compile(constraint))
             except ConstraintError as refusal:
                 refusals.append(refusal)
-        # The first candidate is the one that takes most: its reason says most.
-        raise refusals[0]
+        # The first candidate is the one that takes most: its reason says most, unless it is only
+        # that this library cannot.
+        raise next((one for one in refusals if not isinstance(one, BeyondBackend)), refusals[0])
 
     def _candidates(self, constraint: Constraint) -> Iterator[GrammarBackend]:
         named = constraint.backend is not Backend.AUTO

@@ -63,8 +63,7 @@ def translate(pattern: str, style: Style, reserved: str = "") -> Translation:
         raise ValueError(f"regex: {error}") from None
     if node is None:
         raise ValueError("regex: its anchors rule out every text")
-    usable = charset.meet(_SCALARS, charset.complement(charset.of(reserved)))
-    return _Writer(style, usable).write(node)
+    return Writer(style, reserved).write(node)
 
 
 def escape(text: str, style: Style) -> str:
@@ -72,25 +71,52 @@ def escape(text: str, style: Style) -> str:
     return "".join(_number(ord(character), style) for character in text)
 
 
-class _Writer:
-    """usable: the characters that a text may have."""
+class Writer:
+    """Writes patterns in a style; no text that they match has a reserved character."""
 
-    def __init__(self, style: Style, usable: Ranges) -> None:
+    def __init__(self, style: Style, reserved: str = "") -> None:
         self._style = style
-        self._usable = usable
+        self._usable = charset.meet(_SCALARS, charset.complement(charset.of(reserved)))
 
     def write(self, node: Node) -> Translation:
+        """Raises ValueError: a class has reserved characters alone."""
         match node:
             case Chars(ranges, class_text):
                 return self._property(class_text) if class_text else self._set(ranges)
             case Concat(items):
-                return self._join(items, "")
+                return self.join([self.write(item) for item in items])
             case Alternation(options):
-                joined = self._join(options, "|")
-                return msgspec.structs.replace(joined, text=f"(?:{joined.text})")
+                return self.either([self.write(option) for option in options])
             case Repeat(item, low, high):
-                return self._repeat(item, low, high)
+                return self.repeat(self.write(item), low, high)
         raise AssertionError(node)
+
+    def text(self, text: str) -> Translation:
+        """Write exactly this text.  Raises ValueError: it has a reserved character."""
+        return self.join([self._set(charset.of(character)) for character in text])
+
+    def join(self, parts: Sequence[Translation]) -> Translation:
+        return self._sum(parts, "".join(part.text for part in parts))
+
+    def either(self, parts: Sequence[Translation]) -> Translation:
+        return self._sum(parts, f"(?:{'|'.join(part.text for part in parts)})")
+
+    def repeat(self, item: Translation, low: int, high: int | None) -> Translation:
+        copies = low + 1 if high is None else high
+        return Translation(
+            f"(?:{item.text}){{{low},{'' if high is None else high}}}",
+            item.characters * copies,
+            item.classes * copies,
+            item.plain,
+        )
+
+    def _sum(self, parts: Sequence[Translation], text: str) -> Translation:
+        return Translation(
+            text,
+            sum(part.characters for part in parts),
+            sum(part.classes for part in parts),
+            all(part.plain for part in parts),
+        )
 
     def _set(self, ranges: Ranges) -> Translation:
         members = charset.meet(ranges, self._usable)
@@ -110,25 +136,6 @@ class _Writer:
     def _class(self, ranges: Ranges) -> str:
         ends = [(_number(low, self._style), _number(high, self._style)) for low, high in ranges]
         return f"[{''.join(low if low == high else f'{low}-{high}' for low, high in ends)}]"
-
-    def _join(self, nodes: Sequence[Node], separator: str) -> Translation:
-        parts = [self.write(node) for node in nodes]
-        return Translation(
-            separator.join(part.text for part in parts),
-            sum(part.characters for part in parts),
-            sum(part.classes for part in parts),
-            all(part.plain for part in parts),
-        )
-
-    def _repeat(self, item: Node, low: int, high: int | None) -> Translation:
-        inside = self.write(item)
-        copies = low + 1 if high is None else high
-        return Translation(
-            f"(?:{inside.text}){{{low},{'' if high is None else high}}}",
-            inside.characters * copies,
-            inside.classes * copies,
-            inside.plain,
-        )
 
 
 def _number(code: int, style: Style) -> str:

@@ -20,6 +20,13 @@ MAX_ENUM_BYTES = 64 * 1024  # of one string
 MAX_MULTIPLE = 10_000
 MAX_PATTERN_CHARACTERS = 16 * 1024
 
+# Of an EBNF grammar.
+MAX_GRAMMAR_BYTES = 256 * 1024
+MAX_GRAMMAR_RULES = 5_000
+MAX_GRAMMAR_DEPTH = 100  # nested groups
+MAX_GRAMMAR_REPETITION = 100_000
+MAX_GRAMMAR_REGEX = 64 * 1024  # characters of a grammar that is written as one regex
+
 # What rewriting may cost; beyond, a keyword is left as it is, or the schema is refused.
 MAX_REFERENCE_DEPTH = 100
 MAX_WORK = 150_000  # assertions taken up, some microseconds each

@@ -1,7 +1,7 @@
-"""Constraints through llguidance: schemas, any JSON object, regexes, choices.
+"""Constraints through llguidance: schemas, any JSON object, regexes, choices, regular grammars.
 
-Grammars are not among them: its lexer takes the longest terminal, so that a terminal which may end
-before the next one begins with what could continue it loses texts of the language.
+Other grammars are not among them: its lexer takes the longest terminal, so that a terminal which
+may end before the next one begins with what could continue it loses texts of the language.
 
 Traps of llguidance 1.9 that this file closes:
 
@@ -46,6 +46,7 @@ from structgen.grammar.base import (
     field_of,
     require_a_start,
 )
+from structgen.grammar.ebnf import load, to_regex
 from structgen.grammar.ecma_regex import Style, escape, translate
 
 MAX_BLANKS = 2  # FLEXIBLE: blanks between tokens, so that an answer cannot pad for ever
@@ -71,7 +72,7 @@ class LLGuidanceBackend(GrammarBackend):
         self._end = wrapper.eos_token_id
 
     def supports(self, constraint: Constraint) -> bool:
-        return not isinstance(constraint, Ebnf)
+        return True
 
     def compile(self, constraint: Constraint) -> LLGuidanceCompiled:
         try:
@@ -164,8 +165,8 @@ def _grammar(constraint: Constraint) -> str:
             return _regex_grammar(translate(pattern, Style.RUST).text)
         case Choice(options=options):
             return _regex_grammar("|".join(escape(option, Style.RUST) for option in options))
-        case Ebnf():
-            raise ValueError("llguidance does not take grammars")
+        case Ebnf(text=text, root=root):
+            return _regex_grammar(to_regex(load(text, root), Style.RUST).text)
 
 
 def _regex_grammar(text: str) -> str:

@@ -47,6 +47,7 @@ from structgen.grammar.base import (
     field_of,
     require_a_start,
 )
+from structgen.grammar.ebnf import load, to_regex
 from structgen.grammar.ecma_regex import Style, Translation, escape, translate
 from structgen.grammar.guard import State, TextGuard, json_automaton, utf8_automaton
 
@@ -81,7 +82,7 @@ class OutlinesBackend(GrammarBackend):
         self._json_text = TextGuard(vocabulary, json_automaton())
 
     def supports(self, constraint: Constraint) -> bool:
-        return not isinstance(constraint, Ebnf | JsonObject)
+        return not isinstance(constraint, JsonObject)
 
     def compile(self, constraint: Constraint) -> OutlinesCompiled:
         try:
@@ -202,7 +203,9 @@ def _regex(constraint: Constraint) -> Translation:
         case Choice(options=options):
             text = "|".join(escape(option, Style.RUST) for option in options)
             return Translation(text, sum(map(len, options)), 0, plain=False)
-        case Ebnf() | JsonObject():
+        case Ebnf(text=text, root=root):
+            return to_regex(load(text, root), Style.RUST, MARKERS)
+        case JsonObject():
             raise ValueError("outlines-core takes regexes, choices and some schemas")
 
 

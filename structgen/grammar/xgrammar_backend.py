@@ -44,6 +44,7 @@ from structgen.grammar.base import (
     field_of,
     require_a_start,
 )
+from structgen.grammar.ebnf import load, to_gbnf
 from structgen.grammar.ecma_regex import Style, translate
 from structgen.grammar.guard import State, TextGuard, json_automaton, utf8_automaton
 
@@ -98,7 +99,7 @@ class XGrammarBackend(GrammarBackend):
             case Regex(pattern=pattern):
                 return self._compiler.compile_regex(translate(pattern, Style.ECMA).text)
             case Ebnf(text=text, root=root):
-                return self._compiler.compile_grammar(text, root_rule_name=root)
+                return self._compiler.compile_grammar(to_gbnf(load(text, root)))
             case Choice(options=options):
                 # GBNF string literals have JSON's escapes, but no surrogate pairs.
                 rule = " | ".join(json.dumps(option, ensure_ascii=False) for option in options)

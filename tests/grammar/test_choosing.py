@@ -4,7 +4,8 @@ import pytest
 from feeding import byte_vocabulary
 
 from structgen.constraints import Backend, Choice, Constraint, Ebnf, JsonObject, JsonSchema, Regex
-from structgen.errors import ConstraintError, Unsupported
+from structgen.errors import BeyondBackend, ConstraintError, Unsupported
+from structgen.grammar.base import Vocabulary
 from structgen.grammar.choosing import Backends
 from structgen.keywords import Treatment
 
@@ -22,7 +23,9 @@ def backends() -> Backends:
         (JsonObject(), "llguidance"),
         (Regex("[a-z]+"), "llguidance"),
         (Choice(("yes", "no")), "llguidance"),
-        (Ebnf('root ::= "a"+'), "xgrammar"),
+        (Ebnf('root ::= "a"+'), "llguidance"),
+        (Ebnf('root ::= "a" root "b" | "c"'), "xgrammar"),
+        (Ebnf('root ::= "a"+', backend=Backend.XGRAMMAR), "xgrammar"),
         (Choice(("yes", "no"), backend=Backend.XGRAMMAR), "xgrammar"),
         (Regex("[a-z]+", backend=Backend.OUTLINES_CORE), "outlines_core"),
     ],
@@ -48,7 +51,7 @@ def test_best_effort_goes_on_without_it_and_says_so(backends: Backends) -> None:
 
 def test_a_named_library_that_lacks_the_kind_is_not_replaced(backends: Backends) -> None:
     with pytest.raises(Unsupported) as refusal:
-        backends.compile(Ebnf('root ::= "a"', backend=Backend.OUTLINES_CORE))
+        backends.compile(JsonObject(backend=Backend.OUTLINES_CORE))
     assert refusal.value.field == "input.constraint.options.backend"
 
 
@@ -61,3 +64,17 @@ def test_a_malformed_constraint_is_refused_with_its_field(backends: Backends) ->
         with pytest.raises(ConstraintError) as refusal:
             backends.compile(constraint)
         assert refusal.value.field == field
+
+
+def test_the_reason_is_not_that_one_library_takes_no_such_grammar() -> None:
+    with pytest.raises(ConstraintError, match="spell") as refusal:
+        Backends(Vocabulary([b"", b"a", b"b"])).compile(
+            Ebnf('root ::= "c" root | "d"  root "e" | "f"')
+        )
+    assert "recursive" not in refusal.value.message
+
+
+def test_a_named_library_says_that_it_takes_no_such_grammar(backends: Backends) -> None:
+    grammar = 'root ::= "a" root "b" | "c"'
+    with pytest.raises(BeyondBackend, match="1:14: the rule 'root' is recursive"):
+        backends.compile(Ebnf(grammar, backend=Backend.LLGUIDANCE))
