@@ -92,7 +92,8 @@ class EngineOutput(_Message, frozen=True):
     `stop_id`: the stop id that ended it; not part of new_ids.  `stats` comes with the first tokens
     and with the end.  `detail` says which masks left nothing when the reason is DEAD_END.
     `logprobs` are those of new_ids; `prompt_logprobs` come whole with the first output of sample 0,
-    None for the first token.
+    None for the first token.  `closed`: the last of new_ids were chosen to complete the text before
+    a limit cut it.
     """
 
     id: str
@@ -106,6 +107,7 @@ class EngineOutput(_Message, frozen=True):
     index: int = 0
     logprobs: list[TokenLogprobs] = []
     prompt_logprobs: list[TokenLogprobs | None] = []
+    closed: bool = False
 
 
 class Outputs(_Message, frozen=True):

@@ -32,6 +32,7 @@ class SamplingParams(
     logit_bias: (token id, added to its logit).  allowed_token_ids: only these; empty allows all.
     bad_words, bad_token_ids: never answered.  logprobs, prompt_logprobs: how many of the most
     likely tokens to report beside the one that is there; None reports nothing.
+    close_within_budget: under a constraint, complete the text before a limit would cut it.
 
     Raises InvalidRequest: a value is outside its range, named with the limit.
     """
@@ -60,6 +61,7 @@ class SamplingParams(
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     constraint_mass: bool = False
+    close_within_budget: bool = True
 
     @property
     def greedy(self) -> bool:

@@ -163,7 +163,8 @@ class EngineCore:
             self._fail(request, error)
             return
         new_ids = request.tokens[before:]
-        self._report(request, new_ids, output.logprobs[: len(new_ids)])
+        if new_ids or request.finish is not None:
+            self._report(request, new_ids, output.logprobs[: len(new_ids)])
 
     def _report(
         self,
@@ -187,18 +188,46 @@ class EngineCore:
                 index=request.sample,
                 logprobs=logprobs,
                 prompt_logprobs=request.prompt_logprobs if first else [],
+                closed=request.closed,
             )
         )
         if ended:
             self._forget(request)
 
     def _append_one(self, request: Request, token: int) -> bool:
+        """Commit a sampled token, or what completes the text in time; True: nothing may follow."""
         is_stop = token in request.stop_ids
+        if not is_stop and not self._grammars.affords(request, token):
+            self._close(request, request.limit_reason)
+            return True
         complete = not is_stop and self._grammars.accept(request, token)
-        ended = request.append(token)
-        if complete:
+        request.append(token)
+        if request.is_led_out:
+            request.finish, request.closed = request.limit_reason, True
+        elif complete:
             request.finish = FinishReason.CONSTRAINT_COMPLETE
-        return ended or complete
+        return request.finish is not None
+
+    def _close(self, request: Request, reason: FinishReason) -> None:
+        """Complete the text of a request that has a way out, and end it.
+
+        The tokens of the way need no forward, since nothing is sampled after them.  If their log
+        probabilities are wanted they do: then each is sampled, with nothing else allowed, from
+        here on, the first in place of what was sampled last.
+        """
+        way = self._grammars.way_out(request)
+        assert way is not None, f"{request.id} has no way out"
+        if request.params.logprobs is not None and way:
+            self._grammars.follow(request)
+            self.scheduler.redo(request)
+        else:
+            self._complete(request, way, reason)
+
+    def _complete(self, request: Request, way: list[int], reason: FinishReason) -> None:
+        for token in way:
+            self._grammars.accept(request, token)
+            request.append(token)
+        request.finish, request.closed = reason, True
 
     # -- beginnings and ends ----------------------------------------------------------------
 
@@ -295,8 +324,17 @@ class EngineCore:
             deadline, message_id = heapq.heappop(self._deadlines)
             for request in list(self._samples.get(message_id, ())):
                 if request.deadline == deadline:  # else an earlier namesake's
-                    request.finish = FinishReason.TIME_LIMIT
-                    self._report(request, [], [])
+                    self._end_in_time(request)
+
+    def _end_in_time(self, request: Request) -> None:
+        """End a request with the answer so far, completed if that takes no forward."""
+        before = len(request.tokens)
+        request.finish = FinishReason.TIME_LIMIT
+        if request.matcher is not None and request.params.logprobs is None:
+            way = self._grammars.way_out(request)
+            if way:
+                self._complete(request, way, FinishReason.TIME_LIMIT)
+        self._report(request, request.tokens[before:], [])
 
     def _bury(self, request: Request, casualty: Casualty) -> None:
         if casualty.error is not None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 
 from structgen.grammar.base import Matcher
+from structgen.grammar.budget import Budget
 from structgen.grammar.filters import TokenFilter
 from structgen.logprobs import TokenLogprobs
 from structgen.messages import ConstraintInfo, EngineRequest, FinishReason, RequestStats
@@ -32,7 +33,9 @@ class Request:
     __slots__ = (
         "arrival",
         "bad_sequences",
+        "budget",
         "cached_tokens",
+        "closed",
         "compiling",
         "computed",
         "constraint_info",
@@ -87,6 +90,8 @@ class Request:
         self.computed = 0
         self.matcher: Matcher | None = None
         self.filter: TokenFilter | None = None
+        self.budget: Budget | None = None
+        self.closed = False  # completed because a limit came near
         self.bad_sequences = message.bad_sequences
         self.prompt_logprobs: list[TokenLogprobs | None] = []
         self.compiling = params.constraint is not None
@@ -132,6 +137,11 @@ class Request:
     def accepting(self) -> bool:
         """The constraint would accept the answer as it stands (False without a constraint)."""
         return self.matcher is not None and self.matcher.accepting
+
+    @property
+    def is_led_out(self) -> bool:
+        """The text has just been completed along the only way that was left to it."""
+        return self.budget is not None and self.budget.following and not self.budget.way
 
     def append(self, token: int) -> bool:
         """Commit one token and return whether it ended the request.

@@ -99,6 +99,11 @@ class Scheduler:
         request.forwards += 1
         self._kv.computed(request.id, request.tokens, before, request.computed)
 
+    def redo(self, request: Request) -> None:
+        """Have the last token computed again: what was sampled behind it does not count."""
+        assert not request.debt, f"{request.id}: nothing was sampled, the debt is {request.debt}"
+        request.computed -= 1
+
     def check(self) -> None:
         """Assert the invariants that hold between steps."""
         self._kv.check()

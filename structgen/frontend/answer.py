@@ -32,7 +32,8 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
 
     stop_id, stop_string: what ended it; neither is part of the answer (unless `include_stop`).
     detail: which masks left nothing, when the reason is DEAD_END.  verified: an independent
-    validator agrees that the text obeys the constraint.
+    validator agrees that the text obeys the constraint.  closed_by_budget: its last tokens were
+    chosen to complete it before a limit cut it.
     """
 
     reason: FinishReason
@@ -41,6 +42,7 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
     stop_string: str | None = None
     detail: str = ""
     verified: bool = False
+    closed_by_budget: bool = False
 
 
 class Piece(NamedTuple):
@@ -116,6 +118,7 @@ class Answer:
             constraint_status=self._status(ended or output.accepting),
             stop_id=output.stop_id,
             detail=output.detail,
+            closed_by_budget=output.closed,
         )
 
     def _status(self, complete: bool) -> ConstraintStatus:

@@ -161,7 +161,11 @@ def params(given: Namespace) -> SamplingParams:
     values = {name: vars(given)[name] for name in (*SCALARS, *FLAGS, *LISTS)}
     values = {name: value for name, value in values.items() if value is not None}
     lists = {name: tuple(values[name]) for name in LISTS if name in values}
-    return SamplingParams(**values | lists, constraint=_constraint(given))
+    return SamplingParams(
+        **values | lists,
+        constraint=_constraint(given),
+        close_within_budget=given.truncation == "close",
+    )
 
 
 # ---- constraints
@@ -186,6 +190,12 @@ def add_constraint(parser: ArgumentParser) -> None:
         choices=[backend.value for backend in Backend],
         default=Backend.AUTO.value,
         help="the library that enforces it (default: auto, the first that enforces all of it)",
+    )
+    group.add_argument(
+        "--truncation",
+        choices=["close", "mark"],
+        default="close",
+        help="when a limit comes near: complete the answer (default), or cut and mark it",
     )
     group.add_argument(
         "--best-effort",

@@ -47,6 +47,10 @@ class Matcher(ABC):
         """The text so far is complete; more may still be allowed."""
 
     @abstractmethod
+    def rollback(self, count: int) -> None:
+        """Take back the last `count` accepted tokens; masks and `accepting` are as they were."""
+
+    @abstractmethod
     def fork(self) -> Matcher:
         """Return an independent matcher in the same place (takes longer for longer texts)."""
 

@@ -37,6 +37,11 @@ def unpack(words: Words, vocab_size: int) -> list[int]:
     return np.flatnonzero(bits).tolist()
 
 
+def holds(row: Words, token: int) -> bool:
+    """Whether one mask row allows a token."""
+    return bool(row[token >> 5] >> (token & 31) & 1)
+
+
 def count(words: Words) -> npt.NDArray[np.int64]:
     """Return int64 [M], how many tokens each row of int32 [M, W] allows."""
     ones: npt.NDArray[np.int64] = np.bitwise_count(words.view(np.uint32)).sum(-1, dtype=np.int64)

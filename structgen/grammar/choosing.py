@@ -10,10 +10,12 @@ from collections.abc import Iterator
 
 import msgspec
 
-from structgen.constraints import Backend, Constraint, JsonSchema
+from structgen.constraints import Backend, Constraint, JsonObject, JsonSchema
 from structgen.errors import BeyondBackend, ConstraintError, Unsupported
-from structgen.grammar import build_backend
+from structgen.grammar import bitmask, build_backend
 from structgen.grammar.base import CompiledConstraint, GrammarBackend, Vocabulary, field_of
+from structgen.grammar.closing import Closer, Exit, Walk
+from structgen.grammar.endings import patterns_of
 from structgen.grammar.schema import LLGUIDANCE, OUTLINES, XGRAMMAR, prepare
 from structgen.keywords import KeywordReport
 
@@ -27,15 +29,20 @@ DIALECTS = {
     Backend.OUTLINES_CORE: OUTLINES,
 }
 
+MAX_SHORTEST = 4096  # tokens that the shortest text of a constraint may have to be known
 MAX_NAMED = 5  # keywords that a refusal lists
 
 
 class Chosen(msgspec.Struct, frozen=True):
-    """A compiled constraint, by whom, and what became of its keywords."""
+    """A compiled constraint, by whom, and what became of its keywords.
+
+    exit: what helps to end its texts in time; None: they are not ended.
+    """
 
     backend: GrammarBackend
     grammar: CompiledConstraint
     keywords: list[KeywordReport] = []
+    exit: Exit | None = None
 
 
 class Backends:
@@ -45,6 +52,8 @@ class Backends:
         self._vocabulary = vocabulary
         self._built: dict[str, GrammarBackend] = {}
         self._lock = threading.Lock()
+        self._full = bitmask.full(vocabulary.size)
+        self.closer = Closer(vocabulary)
 
     def get(self, name: str) -> GrammarBackend:
         with self._lock:
@@ -68,13 +77,30 @@ class Backends:
         for backend in self._candidates(constraint):
             try:
                 if isinstance(constraint, JsonSchema):
-                    return _compile_schema(backend, constraint)
-                return Chosen(backend, backend.compile(constraint))
+                    rewritten, keywords = _rewritten(backend, constraint)
+                    return self._chosen(backend, rewritten, keywords)
+                return self._chosen(backend, constraint, [])
             except ConstraintError as refusal:
                 refusals.append(refusal)
         # The first candidate is the one that takes most: its reason says most, unless it is only
         # that this library cannot.
         raise next((one for one in refusals if not isinstance(one, BeyondBackend)), refusals[0])
+
+    def explored(self, chosen: Chosen) -> Chosen:
+        """Return it with the shortest way through a text that is found (some milliseconds)."""
+        if chosen.exit is None:
+            return chosen
+        start = Walk(chosen.backend, chosen.grammar.new_matcher(), chosen.exit, self._full)
+        shortest = self.closer.way_out(start, MAX_SHORTEST)
+        exit = msgspec.structs.replace(chosen.exit, shortest=shortest)
+        return msgspec.structs.replace(chosen, exit=exit)
+
+    def _chosen(
+        self, backend: GrammarBackend, constraint: Constraint, keywords: list[KeywordReport]
+    ) -> Chosen:
+        """constraint: as the backend is to enforce it."""
+        exit = Exit(patterns_of(constraint), isinstance(constraint, JsonSchema | JsonObject))
+        return Chosen(backend, backend.compile(constraint), keywords, exit)
 
     def _candidates(self, constraint: Constraint) -> Iterator[GrammarBackend]:
         named = constraint.backend is not Backend.AUTO
@@ -91,7 +117,10 @@ class Backends:
             )
 
 
-def _compile_schema(backend: GrammarBackend, constraint: JsonSchema) -> Chosen:
+def _rewritten(
+    backend: GrammarBackend, constraint: JsonSchema
+) -> tuple[JsonSchema, list[KeywordReport]]:
+    """Return the schema as the backend enforces it.  Raises ConstraintError: it cannot."""
     prepared = prepare(constraint.schema, DIALECTS[Backend(backend.name)])
     if prepared.unenforced and not constraint.best_effort:
         places = [f"{report.pointer} ({report.keyword})" for report in prepared.unenforced]
@@ -101,4 +130,4 @@ def _compile_schema(backend: GrammarBackend, constraint: JsonSchema) -> Chosen:
             field=field_of(constraint),
         )
     rewritten = msgspec.structs.replace(constraint, schema=prepared.schema_text)
-    return Chosen(backend, backend.compile(rewritten), prepared.reports)
+    return rewritten, prepared.reports

@@ -99,7 +99,7 @@ class Compiler:
         chosen: Chosen | None = None
         failure: Exception | None = None
         try:
-            chosen = self._backends.compile(constraint)
+            chosen = self._backends.explored(self._backends.compile(constraint))
         except Exception as error:  # whatever a library throws is this constraint's misfortune
             failure = error
         seconds = time.perf_counter() - started

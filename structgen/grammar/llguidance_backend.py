@@ -129,6 +129,10 @@ class LLGuidanceMatcher(Matcher):
     def accepting(self) -> bool:
         return self.handle.is_accepting()
 
+    def rollback(self, count: int) -> None:
+        self.handle.rollback(count)
+        _require_health(self.handle)
+
     def fork(self) -> LLGuidanceMatcher:
         return LLGuidanceMatcher(self.handle.deep_copy(), self._end)
 

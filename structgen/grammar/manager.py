@@ -10,6 +10,7 @@ previous `sample_tokens` returned.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -19,7 +20,9 @@ from structgen.constraints import Constraint
 from structgen.errors import InternalError, StructgenError
 from structgen.grammar import bitmask
 from structgen.grammar.base import GrammarBackend, GrammarError, Matcher
+from structgen.grammar.budget import Budget
 from structgen.grammar.choosing import Backends
+from structgen.grammar.closing import Walk
 from structgen.grammar.compiler import Compiled, Compiler
 from structgen.grammar.filters import TokenFilter
 from structgen.messages import ConstraintInfo
@@ -28,18 +31,20 @@ from structgen.plan import TokenBitmask
 
 
 class Constrained(Protocol):
-    """What the manager knows of a request; it writes the first four."""
+    """What the manager knows of a request; it writes the first five."""
 
     matcher: Matcher | None
     compiling: bool
     constraint_info: ConstraintInfo | None
     filter: TokenFilter | None
+    budget: Budget | None
     id: str
     params: SamplingParams
     bad_sequences: list[list[int]]
     num_prompt: int
     stop_ids: frozenset[int]
     min_length: int
+    limit: int
     tokens: list[int]
 
 
@@ -160,8 +165,51 @@ class GrammarManager:
         except GrammarError as error:
             raise InternalError(f"the constraint refused a token it had allowed: {error}") from None
 
+    def affords(self, request: Constrained, token: int) -> bool:
+        """Whether a request can still complete its text in time once it has taken a token.
+
+        If False, `way_out` is how it can.  Stop ids must not be given.
+        """
+        if request.budget is None:
+            return True
+        left = request.limit - len(request.tokens) - 1
+        return request.budget.affords(
+            token, left, self._backends.closer, lambda: self._walk(request)
+        )
+
+    def way_out(self, request: Constrained) -> list[int] | None:
+        """Return tokens that complete a request's text within its limit, None if none are found."""
+        if request.budget is None:
+            return None
+        left = request.limit - len(request.tokens)
+        return request.budget.way_out(left, self._backends.closer, lambda: self._walk(request))
+
+    def follow(self, request: Constrained) -> None:
+        """Allow a request nothing any more but its way out."""
+        assert request.budget is not None, f"{request.id} has no budget"
+        assert request.budget.way, f"{request.id} has no way out"
+        request.budget.following = True
+
     def close(self) -> None:
         self._compiler.close()
+
+    def _walk(self, request: Constrained) -> Walk:
+        assert request.budget is not None, f"{request.id} has no budget"
+        restricted = request.filter is not None or bool(request.params.stop_token_ids)
+        return Walk(
+            self._backends.get(_backend_of(request)),
+            _matcher_of(request),
+            request.budget.exit,
+            self._full,
+            request.tokens,
+            request.num_prompt,
+            partial(self._rule_out, request) if restricted else None,
+        )
+
+    def _rule_out(self, request: Constrained, row: bitmask.Words, tokens: Sequence[int]) -> None:
+        self._stop_set(request.stop_ids).ban(row)
+        if request.filter is not None:
+            request.filter.apply(row, tokens, request.num_prompt)
 
     def _attach(self, request: Constrained, compiled: Compiled, *, cached: bool) -> None:
         if compiled.chosen is None:
@@ -171,6 +219,9 @@ class GrammarManager:
             raise InternalError(f"compiling the constraint failed: {error}")
         request.matcher = compiled.chosen.grammar.new_matcher()
         request.compiling = False
+        exit = compiled.chosen.exit
+        if request.params.close_within_budget and exit is not None:
+            request.budget = Budget(exit, request.limit - len(request.tokens))
         request.constraint_info = ConstraintInfo(
             backend=compiled.chosen.backend.name,
             compile_s=compiled.seconds,
@@ -237,6 +288,11 @@ class GrammarManager:
 
         min_tokens yields to a grammar that is complete and lets nothing else follow.
         """
+        if request.budget is not None and request.budget.following:
+            assert request.budget.way, f"{request.id} has been completed"
+            row[:] = 0
+            bitmask.TokenSet(request.budget.way[:1]).allow(row)
+            return
         stops = self._stop_set(request.stop_ids)
         stops.ban(row)
         self._filter(request, row)

@@ -147,7 +147,7 @@ class OutlinesCompiled(CompiledConstraint):
         return self._size_bytes
 
     def new_matcher(self) -> OutlinesMatcher:
-        return OutlinesMatcher(self, self._start, State.TEXT)
+        return OutlinesMatcher(self, [(self._start, State.TEXT)])
 
     def mask(self, state: int) -> bitmask.Words:
         """Return int32 [W], the tokens that the automaton allows in a state."""
@@ -166,28 +166,35 @@ class OutlinesCompiled(CompiledConstraint):
 
 
 class OutlinesMatcher(Matcher):
-    def __init__(self, compiled: OutlinesCompiled, state: int, text_state: int) -> None:
+    """states: of the automaton and of the guard, at the start and after each token."""
+
+    def __init__(self, compiled: OutlinesCompiled, states: list[tuple[int, int]]) -> None:
         self._compiled = compiled
-        self._state = state
-        self._text_state = text_state
+        self._states = states
 
     def fill(self, row: npt.NDArray[np.int32]) -> None:
+        state, text_state = self._states[-1]
         masks = self._compiled.guard.masks
-        np.bitwise_and(self._compiled.mask(self._state), masks[self._text_state], out=row)
+        np.bitwise_and(self._compiled.mask(state), masks[text_state], out=row)
 
     def accept(self, token: int) -> None:
-        self._text_state = self._compiled.guard.advance(self._text_state, token)
-        after = self._compiled.index.get_next_state(self._state, token)
+        state, text_state = self._states[-1]
+        text_after = self._compiled.guard.advance(text_state, token)
+        after = self._compiled.index.get_next_state(state, token)
         if after is None:
             raise GrammarError(f"outlines-core refused token {token}")
-        self._state = after
+        self._states.append((after, text_after))
+
+    def rollback(self, count: int) -> None:
+        del self._states[len(self._states) - count :]
+
+    def fork(self) -> OutlinesMatcher:
+        return OutlinesMatcher(self._compiled, self._states.copy())
 
     @property
     def accepting(self) -> bool:
-        return self._text_state == State.TEXT and self._compiled.is_end(self._state)
-
-    def fork(self) -> OutlinesMatcher:
-        return OutlinesMatcher(self._compiled, self._state, self._text_state)
+        state, text_state = self._states[-1]
+        return text_state == State.TEXT and self._compiled.is_end(state)
 
 
 def _regex(constraint: Constraint) -> Translation:

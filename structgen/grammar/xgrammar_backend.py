@@ -126,32 +126,44 @@ class XGrammarCompiled(CompiledConstraint):
         return int(self._grammar.memory_size_bytes)
 
     def new_matcher(self) -> XGrammarMatcher:
-        return XGrammarMatcher(xgrammar.GrammarMatcher(self._grammar), self._guard, State.TEXT)
+        return XGrammarMatcher(xgrammar.GrammarMatcher(self._grammar), self._guard, [State.TEXT])
 
 
 class XGrammarMatcher(Matcher):
-    """text_state: where `guard` is, by index of its masks."""
+    """text_states: of the guard, at the start and after each token."""
 
-    def __init__(self, handle: xgrammar.GrammarMatcher, guard: TextGuard, text_state: int) -> None:
+    def __init__(
+        self, handle: xgrammar.GrammarMatcher, guard: TextGuard, text_states: list[int]
+    ) -> None:
         self.handle = handle
         self.guard = guard
-        self.text_state = text_state
+        self._text_states = text_states
+
+    @property
+    def text_state(self) -> int:
+        """Where `guard` is, by index of its masks."""
+        return self._text_states[-1]
 
     def accept(self, token: int) -> None:
-        self.text_state = self.guard.advance(self.text_state, token)
+        after = self.guard.advance(self.text_state, token)
         try:
             accepted = self.handle.accept_token(token)
         except RuntimeError as error:
             raise GrammarError(_reason(error)) from None
         if not accepted:
             raise GrammarError(f"xgrammar refused token {token}")
+        self._text_states.append(after)
+
+    def rollback(self, count: int) -> None:
+        self.handle.rollback(count)
+        del self._text_states[len(self._text_states) - count :]
+
+    def fork(self) -> XGrammarMatcher:
+        return XGrammarMatcher(self.handle.fork(), self.guard, self._text_states.copy())
 
     @property
     def accepting(self) -> bool:
         return self.text_state == State.TEXT and bool(self.handle.is_completed())
-
-    def fork(self) -> XGrammarMatcher:
-        return XGrammarMatcher(self.handle.fork(), self.guard, self.text_state)
 
 
 def _reason(error: Exception) -> str:

@@ -14,7 +14,13 @@ from structgen.constraints import Choice, Constraint
 from structgen.engine.core import EngineCore, Inbound
 from structgen.errors import ConstraintError
 from structgen.grammar import bitmask
-from structgen.grammar.base import CompiledConstraint, GrammarBackend, GrammarError, Matcher
+from structgen.grammar.base import (
+    CompiledConstraint,
+    GrammarBackend,
+    GrammarError,
+    Matcher,
+    Vocabulary,
+)
 from structgen.grammar.choosing import Backends, Chosen
 from structgen.grammar.manager import GrammarManager
 from structgen.logprobs import TokenLogprobs
@@ -128,13 +134,14 @@ class ToyBackends(Backends):
     """The toy backend alone, whatever is asked for."""
 
     def __init__(self, backend: ToyBackend) -> None:
+        super().__init__(Vocabulary([*[bytes([32 + token]) for token in range(EOS)], b""]))
         self._backend = backend
 
     def get(self, name: str) -> GrammarBackend:
         return self._backend
 
     def compile(self, constraint: Constraint) -> Chosen:
-        return Chosen(self._backend, self._backend.compile(constraint))
+        return self._chosen(self._backend, constraint, [])
 
 
 class ToyCompiled(CompiledConstraint):
@@ -147,28 +154,33 @@ class ToyCompiled(CompiledConstraint):
         return 100 * len(self._options)
 
     def new_matcher(self) -> ToyMatcher:
-        return ToyMatcher(self._options, self._refuse)
+        return ToyMatcher([self._options], self._refuse)
 
 
 class ToyMatcher(Matcher):
-    def __init__(self, options: tuple[str, ...], refuse: set[int]) -> None:
-        self._left = options
+    """left: what is left of the options, at the start and after each token."""
+
+    def __init__(self, left: list[tuple[str, ...]], refuse: set[int]) -> None:
+        self._left = left
         self._refuse = refuse
 
     def allowed(self) -> list[int]:
-        return sorted({ord(option[0]) - 32 for option in self._left if option})
+        return sorted({ord(option[0]) - 32 for option in self._left[-1] if option})
 
     def accept(self, token: int) -> None:
         if token not in self.allowed() or token in self._refuse:
             raise GrammarError(f"refused {token}")
-        self._left = tuple(o[1:] for o in self._left if o and ord(o[0]) - 32 == token)
+        self._left.append(tuple(o[1:] for o in self._left[-1] if o and ord(o[0]) - 32 == token))
+
+    def rollback(self, count: int) -> None:
+        del self._left[len(self._left) - count :]
 
     @property
     def accepting(self) -> bool:
-        return "" in self._left
+        return "" in self._left[-1]
 
     def fork(self) -> ToyMatcher:
-        return ToyMatcher(self._left, self._refuse)
+        return ToyMatcher(self._left.copy(), self._refuse)
 
 
 class StubEngine:

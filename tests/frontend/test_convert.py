@@ -151,7 +151,8 @@ def test_everything_survives_the_wire(prompt: str | list[int] | list[ChatMessage
             constraint_mass=True,
         ),
     )
-    for name in set(SamplingParams.__struct_fields__) - {"constraint"}:
+    of_constraints = {"constraint", "close_within_budget"}
+    for name in set(SamplingParams.__struct_fields__) - of_constraints:
         assert getattr(given.params, name) != getattr(SamplingParams(), name), name
     assert convert.from_wire(convert.to_wire(given)) == given
 
@@ -161,6 +162,13 @@ def test_what_no_wire_can_carry_is_refused_by_the_client() -> None:
         convert.to_wire(GenerationInput(prompt=[-1]))
     with pytest.raises(InvalidRequest):
         convert.to_wire(GenerationInput(prompt="\ud800"))
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_truncation_survives_the_wire(closes: bool) -> None:
+    params = SamplingParams(constraint=Regex("a"), close_within_budget=closes)
+    given = GenerationInput(prompt="x", params=params)
+    assert convert.from_wire(convert.to_wire(given)) == given
 
 
 def test_a_missing_prompt_is_named() -> None:
@@ -196,7 +204,7 @@ def test_best_effort_is_refused_where_there_are_no_keywords(kind: dict[str, obje
     assert convert.from_wire(message(constraint=constraint_pb2.Constraint(**kind, options=options)))
 
 
-@pytest.mark.parametrize("name", ["backend", "unsupported", "whitespace"])
+@pytest.mark.parametrize("name", ["backend", "truncation", "unsupported", "whitespace"])
 def test_an_option_that_is_none_of_ours_is_refused_by_name(name: str) -> None:
     options = constraint_pb2.ConstraintOptions(**{name: 77})
     given = constraint_pb2.Constraint(json_schema="true", options=options)

@@ -38,10 +38,6 @@ NOT_OFFERED: Mapping[str, Container[Any]] = {
         constraint_pb2.Grammar.SYNTAX_UNSPECIFIED,
         constraint_pb2.Grammar.SYNTAX_EBNF,
     ),
-    "constraint.options.truncation": (
-        constraint_pb2.TRUNCATION_UNSPECIFIED,
-        constraint_pb2.TRUNCATION_MARK,
-    ),
     "constraint.options.jump_forward": (
         constraint_pb2.JUMP_FORWARD_UNSPECIFIED,
         constraint_pb2.JUMP_FORWARD_OFF,
@@ -93,6 +89,11 @@ _BEST_EFFORTS = {
     constraint_pb2.UNSUPPORTED_POLICY_UNSPECIFIED: False,
     constraint_pb2.UNSUPPORTED_POLICY_REJECT: False,
     constraint_pb2.UNSUPPORTED_POLICY_BEST_EFFORT: True,
+}
+_CLOSES = {
+    constraint_pb2.TRUNCATION_UNSPECIFIED: True,
+    constraint_pb2.TRUNCATION_CLOSE: True,
+    constraint_pb2.TRUNCATION_MARK: False,
 }
 
 
@@ -176,6 +177,7 @@ def _params(message: generation_pb2.GenerationInput) -> SamplingParams:
         logit_bias=tuple(sorted(message.sampling.logit_bias.items())),
         time_limit_s=_seconds(message.time_limit) if message.HasField("time_limit") else None,
         constraint=_constraint(message.constraint) if message.HasField("constraint") else None,
+        close_within_budget=_option(message.constraint.options, "truncation", _CLOSES),
     )
 
 
@@ -310,6 +312,8 @@ def _put_params(params: SamplingParams, message: generation_pb2.GenerationInput)
     message.sampling.logit_bias.update(dict(params.logit_bias))
     if params.time_limit_s is not None:
         message.time_limit.FromNanoseconds(round(params.time_limit_s * 1e9))
+    if params.constraint is not None and not params.close_within_budget:
+        message.constraint.options.truncation = constraint_pb2.TRUNCATION_MARK
 
 
 def _put_constraint(constraint: Constraint, message: constraint_pb2.Constraint) -> None:

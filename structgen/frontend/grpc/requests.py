@@ -54,6 +54,7 @@ class Completion(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     parsed: of a text that obeys its JSON constraint: the model's instance, or plain JSON data.
     verified: the server's validator, independent of what enforces the constraint, agrees that it
     does; `constraint` says what became of the keywords of a schema.
+    closed_by_budget: the last tokens were chosen to complete the text before a limit cut it.
     logprobs, by token, and prompt_logprobs, by token of the prompt with None for the first, are
     there if asked for.  others: the answers of index 1 and up, if n was above 1; `samples` are all.
     usage and timings are those of the request, the same in all.
@@ -66,6 +67,7 @@ class Completion(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     finish_reason: FinishReason
     constraint_status: ConstraintStatus
     verified: bool
+    closed_by_budget: bool
     token_ids: list[int]
     logprobs: list[PositionLogprobs]
     prompt_logprobs: list[PositionLogprobs | None]
@@ -143,6 +145,7 @@ class Request:
             finish_reason=finish.reason,
             constraint_status=finish.constraint_status,
             verified=finish.verified,
+            closed_by_budget=finish.closed_by_budget,
             token_ids=answer.token_ids,
             logprobs=answer.logprobs,
             prompt_logprobs=answer.prompt_logprobs,

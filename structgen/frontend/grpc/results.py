@@ -137,6 +137,7 @@ def _completion(output: RequestOutput) -> generation_pb2.Completion:
         finish_reason=_REASONS[finish.reason],
         constraint_status=_STATUSES[finish.constraint_status],
         verified=finish.verified,
+        closed_by_budget=finish.closed_by_budget,
         detail=finish.detail,
     )
     if finish.stop_id is not None:
@@ -300,6 +301,7 @@ def _finish_back(completion: generation_pb2.Completion) -> Finish:
         stop_string=completion.stop_string if matched == "stop_string" else None,
         detail=completion.detail,
         verified=completion.verified,
+        closed_by_budget=completion.closed_by_budget,
     )
 
 

@@ -38,12 +38,14 @@ class Automaton:
         self.first = self._closure({self._start})
 
     def accepts(self, text: str) -> bool:
+        return self.accepting(self.after(text))
+
+    def after(self, text: str) -> frozenset[int]:
+        """Return the states that reading a text leads to; none: nothing accepted begins so."""
         states = self.first
         for character in text:
             states = self._step(states, ord(character))
-            if not states:
-                return False
-        return self._end in states
+        return states
 
     def accepting(self, states: frozenset[int]) -> bool:
         return self._end in states
@@ -147,6 +149,33 @@ def shortest_common(automata: Sequence[Automaton], longest: int | None) -> int |
                 seen.add(target)
                 waiting.append((target, length + 1))
     return None
+
+
+def shortest_ending(automaton: Automaton, text: str) -> str | None:
+    """Return the shortest text with which the automaton accepts `text`; None: there is none.
+
+    Raises TooLarge: not known.
+    """
+    states = automaton.after(text)
+    seen = {states}
+    waiting = deque([(states, "")])
+    while waiting:
+        states, ending = waiting.popleft()
+        if automaton.accepting(states):
+            return ending
+        for ranges, target in automaton.moves(states):
+            if target not in seen:
+                if len(seen) > MAX_STEPS:
+                    raise TooLarge
+                seen.add(target)
+                waiting.append((target, ending + _pleasant(ranges)))
+    return None
+
+
+def _pleasant(ranges: Ranges) -> str:
+    """Return a character of a set that looks well in a text that nobody wrote."""
+    codes = (ord(character) for character in "0a-")
+    return chr(next((code for code in codes if charset.holds(ranges, code)), ranges[0][0]))
 
 
 def _common_moves(

@@ -107,9 +107,11 @@ class _Truncation:
 class _TruncationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Truncation.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     TRUNCATION_UNSPECIFIED: _Truncation.ValueType  # 0
-    """CLOSE where the server offers it, else MARK."""
+    """CLOSE."""
     TRUNCATION_CLOSE: _Truncation.ValueType  # 1
-    """Choose tokens that complete the text within the limit."""
+    """Choose tokens that complete the text within the limit, wherever a way is short enough. The
+    answer ends with MAX_TOKENS, CONTEXT_LIMIT or TIME_LIMIT, is COMPLETE, and closed_by_budget.
+    """
     TRUNCATION_MARK: _Truncation.ValueType  # 2
     """Cut the text and report it INCOMPLETE."""
 
@@ -117,9 +119,11 @@ class Truncation(_Truncation, metaclass=_TruncationEnumTypeWrapper):
     """What to do when the token limit comes before the end of the constraint."""
 
 TRUNCATION_UNSPECIFIED: Truncation.ValueType  # 0
-"""CLOSE where the server offers it, else MARK."""
+"""CLOSE."""
 TRUNCATION_CLOSE: Truncation.ValueType  # 1
-"""Choose tokens that complete the text within the limit."""
+"""Choose tokens that complete the text within the limit, wherever a way is short enough. The
+answer ends with MAX_TOKENS, CONTEXT_LIMIT or TIME_LIMIT, is COMPLETE, and closed_by_budget.
+"""
 TRUNCATION_MARK: Truncation.ValueType  # 2
 """Cut the text and report it INCOMPLETE."""
 Global___Truncation: _TypeAlias = Truncation  # noqa: Y015

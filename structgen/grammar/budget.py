@@ -1,0 +1,85 @@
+"""Keeping a request able to complete its text within the tokens that it has left.
+
+    far from the limit      looked at now and then
+    near                    after each token a way to the end is known, and short enough
+    a token that would      is not taken: the known way is, to the end of the text
+    leave none
+
+Loop thread only.  A way costs a look over masks, some milliseconds; one that still leads out after
+another token, as the end of a string does while the string grows, costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from structgen.grammar.base import GrammarError
+from structgen.grammar.closing import Closer, Exit, Walk
+
+# What the way out may grow by from one look to the next: half of the tokens to spare are spent
+# before the next look, as long as there are twice as many.
+RESERVE = 48
+
+
+class Budget:
+    """way: known to complete the text from where it is; None: not known.
+
+    following: nothing but the way may be answered any more.
+    """
+
+    __slots__ = ("_look_at", "exit", "following", "way")
+
+    def __init__(self, exit: Exit, limit: int) -> None:
+        """limit: the most tokens that may be answered."""
+        self.exit = exit
+        way = exit.shortest
+        self.way = way if way is not None and len(way) <= limit else None
+        self.following = False
+        self._look_at = limit if self.way is None else self._next_look(limit)
+
+    def affords(self, token: int, left: int, closer: Closer, walk: Callable[[], Walk]) -> bool:
+        """Whether the text can still be completed once this token is taken, or could not before.
+
+        left: tokens that may follow it.  If False, `way` leads out instead.
+        """
+        if self.way and token == self.way[0]:
+            self.way = self.way[1:]
+            return True
+        if left > self._look_at:
+            self.way = None
+            return True
+        way = self._way_after(token, left, closer, walk)
+        if way is None and self.way is None:
+            self.way = closer.way_out(walk(), left + 1)
+        if way is None and self.way is not None:
+            return False
+        self.way = way
+        self._look_at = self._next_look(left)
+        return True
+
+    def way_out(self, left: int, closer: Closer, walk: Callable[[], Walk]) -> list[int] | None:
+        """Return at most `left` tokens that complete the text from where it is now."""
+        if self.way is None or len(self.way) > left:
+            self.way = closer.way_out(walk(), left)
+        return self.way
+
+    def _way_after(
+        self, token: int, left: int, closer: Closer, walk: Callable[[], Walk]
+    ) -> list[int] | None:
+        after = walk()
+        try:
+            after.accept(token)
+        except GrammarError:
+            return self.way  # the matcher itself will say so
+        if after.accepting:
+            return []
+        if self.way and len(self.way) <= left and after.is_led_out(self.way):
+            return self.way
+        return closer.way_out(after, left)
+
+    def _next_look(self, left: int) -> int:
+        """Return how many tokens are left when a way is wanted next."""
+        if self.way is None:
+            return left // 2  # none is short enough, or the library fails: do not insist
+        spare = left - len(self.way)
+        return left - spare // 2 if spare >= 2 * RESERVE else left

@@ -1,0 +1,367 @@
+"""The shortest way that is found from the middle of a text to its end.
+
+A search over a copy of a matcher: greedy first, along the tokens that tend to lead out (brackets
+that close, what is forced, separators, small values, at last the longest words), then with more
+and more departures from that order in ways that grow, as in limited discrepancy search (Harvey and
+Ginsberg 1995) with iterative deepening.  Masks say what is legal, so that a way that is found is
+right whatever the order; only its length, and whether one is found, depend on it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from structgen.grammar import bitmask
+from structgen.grammar.base import GrammarBackend, GrammarError, Matcher, Vocabulary
+from structgen.grammar.endings import Patterns, endings
+
+Ids = npt.NDArray[np.int64]
+Move = tuple[int, ...]
+Restrict = Callable[[bitmask.Words, Sequence[int]], None]
+
+MAX_MASKS = 600  # that one search looks at: some 50 ms
+MAX_DEPARTURES = 3
+FIRST_DEPTH = 8
+PER_CLASS = 2  # candidates that each class of tokens contributes
+FORCED_AMONG = 64  # tokens that are looked at for one that begins with all others
+CHUNK = 1024
+RECENT = 8  # moves, of which the same one is not wanted half of the time
+
+CLOSING = re.compile(rb"[\]})]+")
+OPENING = re.compile(rb"[\[{(]+")
+OUT_OF_STRING = re.compile(rb'"[\]})]*')
+SEPARATOR = re.compile(rb'[,:;] ?"?|\n')
+VALUES = (b"0", b'""', b"[]", b"{}", b"null", b"true", b"false", b'"', b"")
+DIGIT = re.compile(rb"[0-9]")
+WORD = re.compile(rb" ?[A-Za-z0-9]+")
+MARK = re.compile(rb"[ !-'*-/:-@\\\]-`|}~].*", re.DOTALL)
+ESCAPED = re.compile(rb"\\.", re.DOTALL)
+
+
+class Exit(msgspec.Struct, frozen=True):
+    """What helps to find the end of a constraint's texts.
+
+    patterns: what strings may have to match.  is_json: strings can be told from the rest.
+    shortest: the way from the beginning that was found, if any.
+    """
+
+    patterns: Patterns
+    is_json: bool
+    shortest: list[int] | None = None
+
+
+class Walk:
+    """A copy of a matcher to be tried out.
+
+    full: the mask of the whole vocabulary.  tokens: of prompt and output so far, the first
+    num_prompt of them the prompt's.  restrict: folds into a mask row what besides the grammar rules
+    tokens out, given all tokens so far; None: nothing does.
+    """
+
+    def __init__(
+        self,
+        backend: GrammarBackend,
+        matcher: Matcher,
+        exit: Exit,
+        full: bitmask.Words,
+        tokens: Sequence[int] = (),
+        num_prompt: int = 0,
+        restrict: Restrict | None = None,
+    ) -> None:
+        self.exit = exit
+        self.num_masks = 0
+        self._backend = backend
+        self._matcher = matcher.fork()
+        self._restrict = restrict
+        self._tokens = list(tokens)
+        self._num_prompt = num_prompt
+        self._full = full
+        self._row = np.zeros((1, len(full)), dtype=np.int32)
+
+    @property
+    def output(self) -> list[int]:
+        return self._tokens[self._num_prompt :]
+
+    @property
+    def accepting(self) -> bool:
+        return self._matcher.accepting
+
+    def allowed(self) -> bitmask.Words:
+        """Return int32 [W], owned by the walk, valid until the next call.
+
+        Raises GrammarError: the library failed.
+        """
+        self.num_masks += 1
+        self._row[:] = 0
+        self._backend.fill([self._matcher], self._row, [0])
+        row: bitmask.Words = self._row[0]
+        row &= self._full
+        if self._restrict is not None:
+            self._restrict(row, self._tokens)
+        return row
+
+    def accept(self, *tokens: int) -> None:
+        for token in tokens:
+            self._matcher.accept(token)
+            self._tokens.append(token)
+
+    def back(self, count: int) -> None:
+        self._matcher.rollback(count)
+        del self._tokens[len(self._tokens) - count :]
+
+    def is_led_out(self, way: Sequence[int]) -> bool:
+        """Whether these tokens are legal and complete the text; leaves the walk where it was."""
+        copy = Walk(
+            self._backend,
+            self._matcher,
+            self.exit,
+            self._full,
+            self._tokens,
+            self._num_prompt,
+            self._restrict,
+        )
+        try:
+            for token in way:
+                if self._restrict is not None and not bitmask.holds(copy.allowed(), token):
+                    return False
+                copy.accept(token)
+        except GrammarError:
+            return False
+        return copy.accepting
+
+
+class Quotes(msgspec.Struct, frozen=True):
+    """Whether a place in JSON text is inside a string, and behind a backslash there."""
+
+    inside: bool = False
+    escaping: bool = False
+
+    def after(self, text: bytes) -> Quotes:
+        plain = ESCAPED.sub(b"", b"\\" + text if self.escaping else text)
+        inside = self.inside ^ (plain.count(b'"') % 2 == 1)
+        return Quotes(inside, plain.endswith(b"\\"))
+
+
+class Closer:
+    """Finds ways out, over one vocabulary.  Immutable, so any thread may use it."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.texts = vocabulary.token_bytes
+        self._ids = {text: token for token, text in enumerate(self.texts) if text}
+        self._lengths = [len(text) for text in self.texts]
+        self._longest_text = max(self._lengths, default=0)
+        self._inside, self._outside = _orders(self.texts)
+
+    def way_out(self, walk: Walk, budget: int) -> list[int] | None:
+        """Return at most `budget` tokens that complete the text, or None: none were found.
+
+        Empty if it is complete as it is.  The walk is where it was, unless it was found broken.
+        """
+        if walk.accepting:
+            return []
+        try:
+            return _Search(self, walk).run(budget)
+        except GrammarError:
+            return None
+
+    def forced(self, words: bitmask.Words) -> int | None:
+        """Return the token that begins with every other one that is allowed."""
+        count = int(bitmask.count(words[None])[0])
+        if not 0 < count <= FORCED_AMONG:
+            return None
+        allowed = bitmask.unpack(words, len(self.texts))
+        longest = max(allowed, key=self._lengths.__getitem__)
+        text = self.texts[longest]
+        return longest if all(text.startswith(self.texts[token]) for token in allowed) else None
+
+    def leading_out(self, words: bitmask.Words, *, inside: bool) -> list[int]:
+        """Return allowed tokens that close: a string with what is around it, or brackets."""
+        return _first((self._inside if inside else self._outside)[0], words)
+
+    def others(self, words: bitmask.Words, *, inside: bool) -> Iterator[int]:
+        """Yield some of the other allowed tokens, those first that tend to lead out."""
+        for ids in (self._inside if inside else self._outside)[1:]:
+            yield from _first(ids, words)
+
+    def spell(self, text: bytes, words: bitmask.Words, walk: Walk) -> list[int] | None:
+        """Return the tokens, the longest that are allowed, that spell a text from here.
+
+        words: the mask of the place where the walk is.
+        """
+        spelt: list[int] = []
+        start = 0
+        while start < len(text):
+            words = walk.allowed() if spelt else words
+            ends = range(min(start + self._longest_text, len(text)), start, -1)
+            tokens = (self._ids.get(text[start:end]) for end in ends)
+            token = next((t for t in tokens if t is not None and bitmask.holds(words, t)), None)
+            if token is None:
+                break
+            walk.accept(token)
+            spelt.append(token)
+            start += self._lengths[token]
+        walk.back(len(spelt))
+        return spelt if start == len(text) else None
+
+
+class _Search:
+    def __init__(self, closer: Closer, walk: Walk) -> None:
+        self._closer = closer
+        self._walk = walk
+        self._most = walk.num_masks + MAX_MASKS
+        self._made: list[Move] = []
+
+    def run(self, budget: int) -> list[int] | None:
+        text = b"".join([self._closer.texts[token] for token in self._walk.output])
+        quotes = Quotes().after(text) if self._walk.exit.is_json else Quotes()
+        way = self._descend(min(budget, MAX_MASKS // 2), 0, quotes)
+        for depth in _doubling(FIRST_DEPTH, budget):
+            for departures in range(1, MAX_DEPARTURES + 1):
+                if way is None and not self._exhausted:
+                    way = self._descend(depth, departures, quotes)
+        return way
+
+    @property
+    def _exhausted(self) -> bool:
+        return self._walk.num_masks >= self._most
+
+    def _descend(self, budget: int, departures: int, quotes: Quotes) -> list[int] | None:
+        """Return a way out of at most so many tokens and departures from the first move."""
+        if self._walk.accepting:
+            return []
+        if budget <= 0 or self._exhausted:
+            return None
+        for departed, move in enumerate(self._fresh_first(self._moves(quotes))):
+            if departed > departures:
+                break
+            if len(move) > budget:
+                continue
+            self._walk.accept(*move)
+            self._made.append(move)
+            rest = self._descend(
+                budget - len(move), departures - departed, self._after(quotes, move)
+            )
+            self._made.pop()
+            self._walk.back(len(move))
+            if rest is not None:
+                return [*move, *rest]
+        return None
+
+    def _fresh_first(self, moves: Iterable[Move]) -> Iterator[Move]:
+        """Yield moves, each once, last those that were made over and over: they lead round."""
+        seen: set[Move] = set()
+        stale = []
+        recent = self._made[-RECENT:]
+        for move in moves:
+            if move in seen:
+                continue
+            seen.add(move)
+            if recent.count(move) >= RECENT // 2:
+                stale.append(move)
+            else:
+                yield move
+        yield from stale
+
+    def _moves(self, quotes: Quotes) -> Iterator[Move]:
+        """Yield what to try here: single tokens, and the rest of a string."""
+        words = self._walk.allowed().copy()
+        out = self._closer.leading_out(words, inside=quotes.inside)
+        if not self._walk.exit.is_json or (quotes.inside and not out):
+            yield from self._endings(words)
+        yield from ((token,) for token in out)
+        forced = self._closer.forced(words)
+        if forced is not None:
+            yield (forced,)
+        yield from ((token,) for token in self._closer.others(words, inside=quotes.inside))
+
+    def _endings(self, words: bitmask.Words) -> Iterator[Move]:
+        """Yield what completes the string that the text is in, by the patterns there are."""
+        text = self._string()
+        if text is None:
+            return
+        for ending in endings(self._walk.exit.patterns, text):
+            spelling = (
+                json.dumps(ending, ensure_ascii=False)[1:-1] if self._walk.exit.is_json else ending
+            )
+            if move := self._closer.spell(spelling.encode(), words, self._walk):
+                yield tuple(move)
+
+    def _string(self) -> str | None:
+        """Return the string, or text, that is being written; None inside a character or escape."""
+        if not self._walk.exit.patterns:
+            return None
+        text = b"".join([self._closer.texts[token] for token in self._walk.output])
+        try:
+            if not self._walk.exit.is_json:
+                return text.decode()
+            written = ESCAPED.sub(lambda escape: b"\0" * len(escape[0]), text)
+            value: str = json.loads(text[written.rindex(b'"') :] + b'"')
+        except ValueError:  # of a character or an escape
+            return None
+        return value
+
+    def _after(self, quotes: Quotes, move: Sequence[int]) -> Quotes:
+        if not self._walk.exit.is_json:
+            return quotes
+        return quotes.after(b"".join([self._closer.texts[token] for token in move]))
+
+
+def _doubling(first: int, last: int) -> Iterator[int]:
+    """Yield first, twice that, ... up to last."""
+    value = first
+    while value < last:
+        yield value
+        value *= 2
+    yield last
+
+
+def _first(ids: Ids, words: bitmask.Words) -> list[int]:
+    """Return the first few of these tokens that a mask allows."""
+    found: list[int] = []
+    for start in range(0, len(ids), CHUNK):
+        chunk = ids[start : start + CHUNK]
+        allowed = chunk[(words[chunk >> 5] >> (chunk & 31)) & 1 != 0]
+        found += allowed[: PER_CLASS - len(found)].tolist()
+        if len(found) == PER_CLASS:
+            break
+    return found
+
+
+def _orders(texts: Sequence[bytes]) -> tuple[list[Ids], list[Ids]]:
+    """Return classes of tokens in the order to try them in, inside strings and outside."""
+
+    def matching(pattern: re.Pattern[bytes]) -> list[int]:
+        return [token for token, text in enumerate(texts) if pattern.fullmatch(text)]
+
+    def length(token: int) -> int:
+        return len(texts[token])
+
+    def longest_word(token: int) -> tuple[bool, int]:
+        # Words rather than runs of blanks or dashes: what is only there to fill should look it.
+        return WORD.fullmatch(texts[token]) is None, -length(token)
+
+    closing = sorted(matching(CLOSING), key=length, reverse=True)
+    out_of_string = sorted(matching(OUT_OF_STRING), key=length, reverse=True)
+    separators = sorted(matching(SEPARATOR), key=length, reverse=True)
+    digits = matching(DIGIT)
+    # A blank may have to stand before a value, or be part of its token.
+    spellings = [spelling for value in VALUES for spelling in (value, b" " + value) if spelling]
+    values = [
+        token for spelling in spellings for token in range(len(texts)) if texts[token] == spelling
+    ]
+    marks = sorted(matching(MARK), key=length)
+    opening = sorted(matching(OPENING), key=length)  # last: there is more to close then
+    words = sorted((token for token, text in enumerate(texts) if text), key=longest_word)
+    inside = [out_of_string, marks, digits, words]
+    outside = [closing, separators, values, digits, marks, words, opening]
+    return [_ids(ids) for ids in inside], [_ids(ids) for ids in outside]
+
+
+def _ids(ids: Sequence[int]) -> Ids:
+    return np.array(ids, dtype=np.int64)

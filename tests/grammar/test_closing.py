@@ -1,0 +1,200 @@
+"""From anywhere in a text, a way to its end is found, and what it completes is right."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import jsonschema_rs
+import pytest
+from feeding import byte_vocabulary, piece_vocabulary
+
+from structgen.constraints import Choice, Constraint, Ebnf, JsonObject, JsonSchema, Regex
+from structgen.grammar import bitmask
+from structgen.grammar.base import Vocabulary
+from structgen.grammar.choosing import Backends, Chosen
+from structgen.grammar.closing import Restrict, Walk
+
+SCHEMAS: dict[str, tuple[dict[str, object], object]] = {
+    "required": (
+        {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "minLength": 2},
+                "age": {"type": "integer", "minimum": 100, "maximum": 180},
+                "tags": {"type": "array", "items": {"enum": ["red", "green"]}, "minItems": 2},
+            },
+            "required": ["name", "age", "tags"],
+            "additionalProperties": False,
+        },
+        {"name": 'A "b" \\ c', "age": 123, "tags": ["green", "red", "red"]},
+    ),
+    "open": ({"type": "object"}, {"a": {"b": [1.5, None, {"c": "d"}]}, "e": "f\n"}),
+    "patterns": (
+        {
+            "type": "object",
+            "properties": {
+                "kind": {"type": "string", "pattern": "wifi"},
+                "mail": {"type": "string", "format": "email"},
+                "day": {"type": "string", "format": "date"},
+                "code": {"type": "string", "pattern": "^[A-Z]{3}-[0-9]{4}$"},
+            },
+            "required": ["kind", "mail", "day", "code"],
+        },
+        {
+            "kind": "a wifi thing",
+            "mail": "someone@example.org",
+            "day": "2024-02-29",
+            "code": "ABC-1234",
+        },
+    ),
+    "recursive": (
+        {
+            "$defs": {
+                "node": {
+                    "type": "object",
+                    "properties": {
+                        "value": {"type": "number", "exclusiveMinimum": -1, "maximum": 0},
+                        "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]},
+                    },
+                    "required": ["value", "next"],
+                    "additionalProperties": False,
+                }
+            },
+            "$ref": "#/$defs/node",
+        },
+        {"value": -0.25, "next": {"value": 0, "next": {"value": -0.5, "next": None}}},
+    ),
+}
+TEXTS: dict[str, tuple[Constraint, str]] = {
+    "regex": (Regex(r"[a-z]+(-[0-9]{2}){3}\.(com|org)"), "some-12-34-56.org"),
+    "search": (Regex(r".*needle.*!"), "hay and needle and hay!"),
+    "choice": (Choice(("yes", "no", "perhaps not")), "perhaps not"),
+    "grammar": (
+        Ebnf('root ::= term ("+" term)*\nterm ::= [0-9]+ | "(" root ")"'),
+        "1+(2+(34+5))+6",
+    ),
+    "object": (JsonObject(), '{"a": [true, {"b": "c"}]}'),
+}
+
+
+def texts() -> list[str]:
+    return [json.dumps(data) for _, data in SCHEMAS.values()] + [text for _, text in TEXTS.values()]
+
+
+VOCABULARIES = {"bytes": byte_vocabulary(), "pieces": piece_vocabulary(texts())}
+BACKENDS = {name: Backends(vocabulary) for name, vocabulary in VOCABULARIES.items()}
+
+
+@pytest.fixture(params=VOCABULARIES)
+def backends(request: pytest.FixtureRequest) -> Backends:
+    return BACKENDS[request.param]
+
+
+def vocabulary_of(backends: Backends) -> Vocabulary:
+    return next(VOCABULARIES[name] for name in VOCABULARIES if BACKENDS[name] is backends)
+
+
+def begun(
+    backends: Backends, chosen: Chosen, text: bytes, restrict: Restrict | None = None
+) -> Walk:
+    """Return a walk that has written a text, byte by byte."""
+    assert chosen.exit is not None
+    full = bitmask.full(vocabulary_of(backends).size)
+    walk = Walk(chosen.backend, chosen.grammar.new_matcher(), chosen.exit, full, restrict=restrict)
+    walk.accept(*text)
+    return walk
+
+
+def completed(backends: Backends, chosen: Chosen, text: bytes, budget: int = 400) -> bytes | None:
+    walk = begun(backends, chosen, text)
+    way = backends.closer.way_out(walk, budget)
+    if way is None:
+        return None
+    assert len(way) <= budget
+    assert list(walk.output) == list(text), "the walk was moved"
+    words = vocabulary_of(backends).token_bytes
+    for token in way:
+        assert bitmask.holds(walk.allowed(), token)
+        walk.accept(token)
+    assert walk.accepting
+    return text + b"".join([words[token] for token in way])
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_valid_json_comes_of_every_beginning(backends: Backends, name: str) -> None:
+    schema, data = SCHEMAS[name]
+    chosen = backends.compile(JsonSchema.of(schema))
+    validator = jsonschema_rs.validator_for(schema, validate_formats=True)
+    text = json.dumps(data).encode()
+    for length in range(0, len(text) + 1, 3):
+        whole = completed(backends, chosen, text[:length])
+        assert whole is not None, text[:length]
+        assert validator.is_valid(json.loads(whole)), whole
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_every_beginning_of_a_text_is_completed(backends: Backends, name: str) -> None:
+    constraint, text = TEXTS[name]
+    chosen = backends.compile(constraint)
+    for length in range(len(text) + 1):
+        assert completed(backends, chosen, text[:length].encode()) is not None, text[:length]
+
+
+def test_a_complete_text_takes_nothing(backends: Backends) -> None:
+    chosen = backends.compile(Regex("ab*"))
+    assert completed(backends, chosen, b"abb", budget=0) == b"abb"
+
+
+def test_no_way_is_longer_than_asked(backends: Backends) -> None:
+    chosen = backends.compile(Regex("x{9}"))
+    assert completed(backends, chosen, b"xxxx", budget=4) is None
+    assert completed(backends, chosen, b"xxxx", budget=5) == b"x" * 9
+
+
+def test_a_short_way_is_found_where_the_likely_one_is_long(backends: Backends) -> None:
+    chosen = backends.compile(Choice(("zzzzzzzzzzzzzzzzzzzzzz", "zq", "abcdefghijklmnopqrst")))
+    assert completed(backends, chosen, b"", budget=2) == b"zq"
+
+
+def test_a_way_uses_nothing_that_is_ruled_out(backends: Backends) -> None:
+    chosen = backends.compile(Regex("[ab]{3}"))
+    banned = bitmask.TokenSet([ord("a")])
+    walk = begun(backends, chosen, b"", restrict=lambda row, tokens: banned.ban(row))
+    way = backends.closer.way_out(walk, 3)
+    assert way is not None
+    assert ord("a") not in way
+
+
+def test_closed_brackets_are_found_in_one_token_where_there_is_one() -> None:
+    vocabulary = piece_vocabulary(['"}]}', '"a": [{"b": "'])
+    backends = Backends(vocabulary)
+    chosen = backends.compile(JsonObject())
+    assert chosen.exit is not None
+    walk = Walk(
+        chosen.backend, chosen.grammar.new_matcher(), chosen.exit, bitmask.full(vocabulary.size)
+    )
+    walk.accept(*b'{"a": [{"b": "c')
+    way = backends.closer.way_out(walk, 9)
+    assert way is not None
+    assert [vocabulary.token_bytes[token] for token in way] == [b'"}]}']
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_beginnings_are_completed(backends: Backends, seed: int) -> None:
+    """Whatever was sampled before, as long as masks allowed it."""
+    rng = random.Random(seed)
+    words = vocabulary_of(backends).token_bytes
+    for schema, _ in SCHEMAS.values():
+        chosen = backends.compile(JsonSchema.of(schema))
+        validator = jsonschema_rs.validator_for(schema, validate_formats=True)
+        walk = begun(backends, chosen, b"")
+        for _ in range(rng.randrange(40)):
+            allowed = bitmask.unpack(walk.allowed(), len(words))
+            if not allowed:
+                break
+            walk.accept(rng.choice(allowed))
+        way = backends.closer.way_out(walk, 1000)
+        assert way is not None, b"".join([words[token] for token in walk.output])
+        whole = b"".join([words[token] for token in [*walk.output, *way]])
+        assert validator.is_valid(json.loads(whole)), whole
