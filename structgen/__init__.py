@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from structgen.constraints import Choice, Ebnf, JsonObject, JsonSchema, Regex
+    from structgen.constraints import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex
     from structgen.errors import StructgenError
     from structgen.frontend.async_llm import AsyncLLM
     from structgen.frontend.inputs import GenerationInput
@@ -27,6 +27,7 @@ __all__ = [
     "GenerationInput",
     "JsonObject",
     "JsonSchema",
+    "Lark",
     "Regex",
     "SamplingParams",
     "StructgenError",
@@ -41,6 +42,7 @@ _MODULES = {
     "GenerationInput": "structgen.frontend.inputs",
     "JsonObject": "structgen.constraints",
     "JsonSchema": "structgen.constraints",
+    "Lark": "structgen.constraints",
     "Regex": "structgen.constraints",
     "SamplingParams": "structgen.params",
     "StructgenError": "structgen.errors",

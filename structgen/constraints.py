@@ -91,7 +91,10 @@ class Regex(_Constraint, frozen=True, tag="regex"):
 
 
 class Ebnf(_Constraint, frozen=True, tag="ebnf"):
-    """A text of the language of a GBNF-style grammar, from the rule named `root`."""
+    """A text of the language of a grammar in EBNF, from the rule named `root`.
+
+    The dialect is GBNF, as llama.cpp and xgrammar have it; structgen.grammar.ebnf describes it.
+    """
 
     text: str
     root: str = "root"
@@ -99,6 +102,20 @@ class Ebnf(_Constraint, frozen=True, tag="ebnf"):
     def __post_init__(self) -> None:
         _require_text(self.text, f"{FIELD}.grammar.text")
         _require_text(self.root, f"{FIELD}.grammar.root_rule")
+
+
+class Lark(_Constraint, frozen=True, tag="lark"):
+    """A text of the language of a grammar in Lark's notation, from the rule named `start`.
+
+    structgen.grammar.lark describes the dialect, and what is ignored where.
+    """
+
+    text: str
+    start: str = "start"
+
+    def __post_init__(self) -> None:
+        _require_text(self.text, f"{FIELD}.grammar.text")
+        _require_text(self.start, f"{FIELD}.grammar.root_rule")
 
 
 class Choice(_Constraint, frozen=True, tag="choice"):
@@ -113,7 +130,7 @@ class Choice(_Constraint, frozen=True, tag="choice"):
             _require_text(option, f"{FIELD}.choice.options[{index}]")
 
 
-Constraint = JsonSchema | JsonObject | Regex | Ebnf | Choice
+Constraint = JsonSchema | JsonObject | Regex | Ebnf | Lark | Choice
 
 
 def _require_text(text: str, field: str) -> None:

@@ -16,6 +16,7 @@ PUBLIC = [
     "GenerationInput",
     "JsonObject",
     "JsonSchema",
+    "Lark",
     "Regex",
     "SamplingParams",
     "StructgenError",

@@ -18,6 +18,7 @@ from structgen.constraints import (
     Ebnf,
     JsonObject,
     JsonSchema,
+    Lark,
     Regex,
     Whitespace,
 )
@@ -178,6 +179,7 @@ def add_constraint(parser: ArgumentParser) -> None:
     kinds.add_argument("--json-object", action="store_true", help="any JSON object")
     kinds.add_argument("--regex", metavar="PATTERN", help="must match the whole answer")
     kinds.add_argument("--ebnf", type=Path, metavar="FILE", help="a grammar with the rule `root`")
+    kinds.add_argument("--lark", type=Path, metavar="FILE", help="a grammar with the rule `start`")
     kinds.add_argument("--choice", action="append", metavar="TEXT", help="repeat for each option")
     group.add_argument(
         "--whitespace",
@@ -216,6 +218,8 @@ def _constraint(given: Namespace) -> Constraint | None:
         return Regex(given.regex, backend=backend)
     if given.ebnf:
         return Ebnf(_read(given.ebnf), backend=backend)
+    if given.lark:
+        return Lark(_read(given.lark), backend=backend)
     if given.choice:
         return Choice(tuple(given.choice), backend=backend)
     if backend is not Backend.AUTO:

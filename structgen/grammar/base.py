@@ -15,7 +15,16 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from structgen.constraints import FIELD, Choice, Constraint, Ebnf, JsonObject, JsonSchema, Regex
+from structgen.constraints import (
+    FIELD,
+    Choice,
+    Constraint,
+    Ebnf,
+    JsonObject,
+    JsonSchema,
+    Lark,
+    Regex,
+)
 from structgen.errors import ConstraintError
 from structgen.grammar import bitmask
 
@@ -128,7 +137,7 @@ def field_of(constraint: Constraint) -> str:
             return f"{FIELD}.json_object"
         case Regex():
             return f"{FIELD}.regex"
-        case Ebnf():
+        case Ebnf() | Lark():
             return f"{FIELD}.grammar.text"
         case Choice():
             return f"{FIELD}.choice"

@@ -33,6 +33,7 @@ from structgen.constraints import (
     Ebnf,
     JsonObject,
     JsonSchema,
+    Lark,
     Regex,
     Whitespace,
 )
@@ -46,8 +47,9 @@ from structgen.grammar.base import (
     field_of,
     require_a_start,
 )
-from structgen.grammar.ebnf import load, to_regex
+from structgen.grammar.ebnf import to_regex
 from structgen.grammar.ecma_regex import Style, escape, translate
+from structgen.grammar.notations import grammar_of
 
 MAX_BLANKS = 2  # FLEXIBLE: blanks between tokens, so that an answer cannot pad for ever
 
@@ -169,8 +171,8 @@ def _grammar(constraint: Constraint) -> str:
             return _regex_grammar(translate(pattern, Style.RUST).text)
         case Choice(options=options):
             return _regex_grammar("|".join(escape(option, Style.RUST) for option in options))
-        case Ebnf(text=text, root=root):
-            return _regex_grammar(to_regex(load(text, root), Style.RUST).text)
+        case Ebnf() | Lark():
+            return _regex_grammar(to_regex(grammar_of(constraint), Style.RUST).text)
 
 
 def _regex_grammar(text: str) -> str:

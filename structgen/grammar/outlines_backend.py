@@ -33,6 +33,7 @@ from structgen.constraints import (
     Ebnf,
     JsonObject,
     JsonSchema,
+    Lark,
     Regex,
     Whitespace,
 )
@@ -47,9 +48,10 @@ from structgen.grammar.base import (
     field_of,
     require_a_start,
 )
-from structgen.grammar.ebnf import load, to_regex
+from structgen.grammar.ebnf import to_regex
 from structgen.grammar.ecma_regex import Style, Translation, escape, translate
 from structgen.grammar.guard import State, TextGuard, json_automaton, utf8_automaton
+from structgen.grammar.notations import grammar_of
 
 MAX_BLANKS = 2  # FLEXIBLE: blanks between tokens, so that an answer cannot pad for ever
 BEGIN, END = MARKERS = "\x01\x00"  # no token of an answer has these characters
@@ -210,8 +212,8 @@ def _regex(constraint: Constraint) -> Translation:
         case Choice(options=options):
             text = "|".join(escape(option, Style.RUST) for option in options)
             return Translation(text, sum(map(len, options)), 0, plain=False)
-        case Ebnf(text=text, root=root):
-            return to_regex(load(text, root), Style.RUST, MARKERS)
+        case Ebnf() | Lark():
+            return to_regex(grammar_of(constraint), Style.RUST, MARKERS)
         case JsonObject():
             raise ValueError("outlines-core takes regexes, choices and some schemas")
 

@@ -31,6 +31,7 @@ from structgen.constraints import (
     Ebnf,
     JsonObject,
     JsonSchema,
+    Lark,
     Regex,
     Whitespace,
 )
@@ -44,9 +45,10 @@ from structgen.grammar.base import (
     field_of,
     require_a_start,
 )
-from structgen.grammar.ebnf import load, to_gbnf
+from structgen.grammar.ebnf import to_gbnf
 from structgen.grammar.ecma_regex import Style, translate
 from structgen.grammar.guard import State, TextGuard, json_automaton, utf8_automaton
+from structgen.grammar.notations import grammar_of
 
 # FLEXIBLE: blanks between tokens, at most this many, so that an answer cannot pad for ever.
 MAX_BLANKS = 2
@@ -98,8 +100,8 @@ class XGrammarBackend(GrammarBackend):
                 return self._compile_schema('{"type":"object"}', whitespace)
             case Regex(pattern=pattern):
                 return self._compiler.compile_regex(translate(pattern, Style.ECMA).text)
-            case Ebnf(text=text, root=root):
-                return self._compiler.compile_grammar(to_gbnf(load(text, root)))
+            case Ebnf() | Lark():
+                return self._compiler.compile_grammar(to_gbnf(grammar_of(constraint)))
             case Choice(options=options):
                 # GBNF string literals have JSON's escapes, but no surrogate pairs.
                 rule = " | ".join(json.dumps(option, ensure_ascii=False) for option in options)

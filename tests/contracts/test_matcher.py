@@ -28,6 +28,7 @@ from structgen.constraints import (
     Ebnf,
     JsonObject,
     JsonSchema,
+    Lark,
     Regex,
     Whitespace,
 )
@@ -160,6 +161,11 @@ PRODUCT = tuple(a + b + c for a in PARTS[0] for b in PARTS[1] for c in PARTS[2])
         pytest.param(Regex("^(?:a|é|日)(?:b|\\u{1F600}|)\\/?\\/??$"), PRODUCT, id="ecma regex"),
         pytest.param(
             Ebnf('root ::= [a日é] ("b" | x)? "/"{0,2}\nx ::= "\\U0001F600"'), PRODUCT, id="ebnf"
+        ),
+        pytest.param(
+            Lark('start: ("a" | "日" | "é") ["b" | x] "/"~0..2\nx: /\\u{1F600}/'),
+            PRODUCT,
+            id="lark",
         ),
         pytest.param(
             JsonSchema.of({"enum": ["a", "ab", "日本", 'b"', 1, 12, None]}),
@@ -413,13 +419,13 @@ def test_any_json_object_is_an_object(by_byte: Bench) -> None:
 
 
 def test_a_recursive_grammar_is_followed_or_refused(by_byte: Bench) -> None:
-    pairs = Ebnf('root ::= "a" root "b" | "c"')
-    if by_byte.backend.name != "xgrammar":
-        with pytest.raises(BeyondBackend):
-            by_byte.compile(pairs)
-        return
-    assert by_byte.obeys(pairs, "aacbb")
-    assert not by_byte.obeys(pairs, "aacb")
+    for pairs in (Ebnf('root ::= "a" root "b" | "c"'), Lark('start: "a" start "b" | "c"')):
+        if by_byte.backend.name != "xgrammar":
+            with pytest.raises(BeyondBackend):
+                by_byte.compile(pairs)
+            continue
+        assert by_byte.obeys(pairs, "aacbb")
+        assert not by_byte.obeys(pairs, "aacb")
 
 
 @pytest.mark.parametrize(
@@ -466,6 +472,8 @@ def test_a_regex_is_ecma_and_matches_the_whole(
         (JsonSchema('{"type": "string", "pattern": "("}'), "json_schema"),
         (JsonSchema('{"$ref": "#/$defs/missing"}'), "json_schema"),
         (Ebnf("root ::= undefined"), "grammar.text"),
+        (Lark("start: undefined"), "grammar.text"),
+        (Lark('start: %json {"type": "null"}'), "grammar.text"),
     ],
     ids=str,
 )
@@ -480,7 +488,15 @@ def test_a_bad_constraint_is_refused_with_its_field(
 
 
 @pytest.mark.parametrize(
-    "constraint", [Regex(r"[^\s\S]"), Choice(("日",)), JsonSchema('{"const": "é"}')], ids=str
+    "constraint",
+    [
+        Regex(r"[^\s\S]"),
+        Choice(("日",)),
+        JsonSchema('{"const": "é"}'),
+        Ebnf('root ::= "é"'),
+        Lark("start: /日/"),
+    ],
+    ids=str,
 )
 def test_an_empty_language_is_refused(tiny: Bench, constraint: Constraint) -> None:
     """Over the tiny vocabulary, so is one that its tokens cannot spell."""
@@ -489,7 +505,14 @@ def test_an_empty_language_is_refused(tiny: Bench, constraint: Constraint) -> No
 
 
 def test_a_kind_that_is_not_supported_is_refused(by_byte: Bench) -> None:
-    for constraint in (Ebnf('root ::= "a"'), JsonObject(), STRING, Choice(("a",)), Regex("a")):
+    for constraint in (
+        Ebnf('root ::= "a"'),
+        Lark('start: "a"'),
+        JsonObject(),
+        STRING,
+        Choice(("a",)),
+        Regex("a"),
+    ):
         if by_byte.backend.supports(constraint):
             by_byte.compile(constraint)
         else:

@@ -19,6 +19,7 @@ from structgen.constraints import (
     Ebnf,
     JsonObject,
     JsonSchema,
+    Lark,
     Regex,
     Whitespace,
 )
@@ -243,6 +244,7 @@ def test_generate_names_the_line_that_is_no_prompt(
         (["--choice", "a", *LLGUIDANCE], Choice(("a",), backend=Backend.LLGUIDANCE)),
         (["--regex", "a+"], Regex("a+")),
         (["--ebnf", "FILE"], Ebnf(SCHEMA)),
+        (["--lark", "FILE"], Lark(SCHEMA)),
         (["--choice", "yes", "--choice", "no"], Choice(("yes", "no"))),
     ],
 )

@@ -19,6 +19,7 @@ from structgen.constraints import (
     Ebnf,
     JsonObject,
     JsonSchema,
+    Lark,
     Regex,
     Whitespace,
 )
@@ -53,6 +54,7 @@ CONSTRAINTS = (
     | st.builds(JsonObject, WHITESPACES, backend=BACKENDS)
     | st.builds(Regex, WORDS, backend=BACKENDS)
     | st.builds(Ebnf, WORDS, WORDS, backend=BACKENDS)
+    | st.builds(Lark, WORDS, WORDS, backend=BACKENDS)
     | st.builds(Choice, st.lists(WORDS, min_size=1).map(tuple), backend=BACKENDS)
 )
 
@@ -94,6 +96,26 @@ def test_an_explicit_zero_of_max_tokens_is_refused() -> None:
 def test_constraints_survive_the_wire(constraint: Constraint) -> None:
     given = GenerationInput(prompt="hi", params=SamplingParams(constraint=constraint))
     assert convert.from_wire(convert.to_wire(given)) == given
+
+
+@pytest.mark.parametrize(
+    ("syntax", "constraint"),
+    [
+        ("SYNTAX_UNSPECIFIED", Ebnf("x", "root")),
+        ("SYNTAX_EBNF", Ebnf("x", "root")),
+        ("SYNTAX_LARK", Lark("x", "start")),
+    ],
+)
+def test_a_grammar_has_the_usual_root_of_its_notation(syntax: str, constraint: Constraint) -> None:
+    grammar = constraint_pb2.Grammar(syntax=syntax, text="x")  # type: ignore[arg-type]
+    given = message(constraint=constraint_pb2.Constraint(grammar=grammar))
+    assert convert.from_wire(given).params.constraint == constraint
+
+
+def test_a_notation_that_is_none_is_refused() -> None:
+    grammar = constraint_pb2.Grammar(syntax=9, text="x")  # type: ignore[arg-type]
+    error = refusal(message(constraint=constraint_pb2.Constraint(grammar=grammar)))
+    assert error.field == "input.constraint.grammar.syntax"
 
 
 @pytest.mark.parametrize("verified", [False, True])

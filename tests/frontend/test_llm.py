@@ -264,6 +264,7 @@ def test_the_public_names_are_these():
         "GenerationInput",
         "JsonObject",
         "JsonSchema",
+        "Lark",
         "Regex",
         "SamplingParams",
         "StructgenError",

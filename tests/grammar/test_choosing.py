@@ -3,7 +3,16 @@
 import pytest
 from feeding import byte_vocabulary
 
-from structgen.constraints import Backend, Choice, Constraint, Ebnf, JsonObject, JsonSchema, Regex
+from structgen.constraints import (
+    Backend,
+    Choice,
+    Constraint,
+    Ebnf,
+    JsonObject,
+    JsonSchema,
+    Lark,
+    Regex,
+)
 from structgen.errors import BeyondBackend, ConstraintError, Unsupported
 from structgen.grammar.base import Vocabulary
 from structgen.grammar.choosing import Backends
@@ -25,6 +34,8 @@ def backends() -> Backends:
         (Choice(("yes", "no")), "llguidance"),
         (Ebnf('root ::= "a"+'), "llguidance"),
         (Ebnf('root ::= "a" root "b" | "c"'), "xgrammar"),
+        (Lark('start: start "a" | "b"'), "llguidance"),
+        (Lark('start: "a" start "b" | "c"'), "xgrammar"),
         (Ebnf('root ::= "a"+', backend=Backend.XGRAMMAR), "xgrammar"),
         (Choice(("yes", "no"), backend=Backend.XGRAMMAR), "xgrammar"),
         (Regex("[a-z]+", backend=Backend.OUTLINES_CORE), "outlines_core"),

@@ -20,6 +20,7 @@ from structgen.constraints import (
     Ebnf,
     JsonObject,
     JsonSchema,
+    Lark,
     Regex,
     Whitespace,
 )
@@ -34,10 +35,6 @@ from structgen.tokenizer import ChatMessage
 NOT_OFFERED: Mapping[str, Container[Any]] = {
     "constraint.structural_tag": (),
     "constraint.constraint_id": (),
-    "constraint.grammar.syntax": (
-        constraint_pb2.Grammar.SYNTAX_UNSPECIFIED,
-        constraint_pb2.Grammar.SYNTAX_EBNF,
-    ),
     "constraint.options.jump_forward": (
         constraint_pb2.JUMP_FORWARD_UNSPECIFIED,
         constraint_pb2.JUMP_FORWARD_OFF,
@@ -213,14 +210,25 @@ def _constraint(message: constraint_pb2.Constraint) -> Constraint:
         case "regex":
             return Regex(message.regex, backend=backend)
         case "grammar":
-            root = message.grammar.root_rule or "root"
-            return Ebnf(message.grammar.text, root, backend=backend)
+            return _grammar(message.grammar, backend)
         case "choice":
             return Choice(tuple(message.choice.options), backend=backend)
         case _:
             raise ConstraintError(
                 "constraint must have a kind, such as json_schema or regex, got none",
                 field="input.constraint.kind",
+            )
+
+
+def _grammar(message: constraint_pb2.Grammar, backend: Backend) -> Ebnf | Lark:
+    match message.syntax:
+        case constraint_pb2.Grammar.SYNTAX_UNSPECIFIED | constraint_pb2.Grammar.SYNTAX_EBNF:
+            return Ebnf(message.text, message.root_rule or "root", backend=backend)
+        case constraint_pb2.Grammar.SYNTAX_LARK:
+            return Lark(message.text, message.root_rule or "start", backend=backend)
+        case number:
+            raise ConstraintError(
+                f"syntax has no value {number}", field="input.constraint.grammar.syntax"
             )
 
 
@@ -333,6 +341,10 @@ def _put_constraint(constraint: Constraint, message: constraint_pb2.Constraint) 
         case Ebnf():
             message.grammar.text = constraint.text
             message.grammar.root_rule = constraint.root
+        case Lark():
+            message.grammar.syntax = constraint_pb2.Grammar.SYNTAX_LARK
+            message.grammar.text = constraint.text
+            message.grammar.root_rule = constraint.start
         case Choice():
             message.choice.options.extend(constraint.options)
         case _:

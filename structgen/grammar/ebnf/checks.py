@@ -24,8 +24,12 @@ from structgen.grammar.limits import MAX_GRAMMAR_REPETITION
 MAX_SHOWN = 6  # rules of a cycle that a message names
 
 
-def check(grammar: Grammar) -> None:
-    """Raises ConstraintError: there is no root, a rule is undefined, left-recursive or endless."""
+def check(grammar: Grammar, *, left_recursion: bool = False) -> None:
+    """Refuse what makes no sense; left_recursion: whether a rule may begin with itself.
+
+    Raises ConstraintError: there is no root, a rule is undefined, left-recursive or endless.
+    ConstraintTooLarge: repetitions in each other are too many.
+    """
     if grammar.root not in grammar.rules:
         raise malformed(grammar.text, 0, f"there is no rule {grammar.root!r} to start from")
     for rule in grammar.rules.values():
@@ -35,7 +39,8 @@ def check(grammar: Grammar) -> None:
                     grammar.text, reference.at, f"the rule {reference.name!r} is not defined"
                 )
     _refuse_endless(grammar)
-    _refuse_left_recursive(grammar)
+    if not left_recursion:
+        _refuse_left_recursive(grammar)
     _refuse_towers(grammar)
 
 

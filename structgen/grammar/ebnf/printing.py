@@ -6,6 +6,8 @@ are no macros, and every character that could be syntax is a number.
 
 from __future__ import annotations
 
+from structgen.errors import BeyondBackend
+from structgen.grammar.ebnf.fault import GRAMMAR_FIELD
 from structgen.grammar.ebnf.tree import (
     Alternation,
     Chars,
@@ -24,7 +26,10 @@ _SCALARS = charset.complement(((0xD800, 0xDFFF),))
 
 
 def to_gbnf(grammar: Grammar) -> str:
-    """Return the rules; the one to start from is named root."""
+    """Return the rules; the one to start from is named root.
+
+    Raises BeyondBackend: a class of the grammar has no such notation.
+    """
     names = {name: f"rule{index}" for index, name in enumerate(grammar.rules)}
     names[grammar.root] = "root"
     lines = [
@@ -37,10 +42,17 @@ def _write(node: Node, names: dict[str, str]) -> str:
     match node:
         case Literal(text):
             return f'"{"".join(map(_number, text))}"'
-        case Chars(ranges, _):
+        case Chars(ranges, ""):
             return _class(charset.meet(ranges, _SCALARS))
+        case Chars(_, property):
+            raise BeyondBackend(
+                f"grammar: the Unicode property {property} is more than xgrammar takes",
+                field=GRAMMAR_FIELD,
+            )
         case Reference(name, _):
             return names[name]
+        case Concat(()):
+            return '""'
         case Concat(items):
             return " ".join(_group(item, names) for item in items)
         case Alternation(options):

@@ -64,7 +64,12 @@ def tokens(text: str) -> Iterator[Token]:
 
 def text_of(token: Token, text: str) -> str:
     """Return what a TEXT spells.  Raises ConstraintError: a bad escape."""
-    return "".join(chr(code) for code, _ in _codes(token, text, _ESCAPES))
+    return unquoted(text, token.at + 1, token.at + len(token.spelling) - 1)
+
+
+def unquoted(text: str, start: int, end: int) -> str:
+    """Return what text[start:end] spells.  Raises ConstraintError: a bad escape."""
+    return "".join(chr(code) for code, _ in _codes(text, start, end, _ESCAPES))
 
 
 def class_of(token: Token, text: str) -> Ranges:
@@ -73,7 +78,8 @@ def class_of(token: Token, text: str) -> Ranges:
     Raises ConstraintError: a bad escape, a range out of order, or no character.
     """
     inverted = token.spelling.startswith("[^")
-    codes = list(_codes(token, text, _CLASS_ESCAPES))[inverted:]
+    start, end = token.at + 1 + inverted, token.at + len(token.spelling) - 1
+    codes = list(_codes(text, start, end, _CLASS_ESCAPES))
     ranges: list[tuple[int, int]] = []
     position = 0
     while position < len(codes):
@@ -90,9 +96,8 @@ def class_of(token: Token, text: str) -> Ranges:
     return charset.complement(found) if inverted else found
 
 
-def _codes(token: Token, text: str, escapes: dict[str, int]) -> Iterator[tuple[int, int]]:
-    """Yield the code point of each character between the first and the last, and where it is."""
-    at, end = token.at + 1, token.at + len(token.spelling) - 1
+def _codes(text: str, at: int, end: int, escapes: dict[str, int]) -> Iterator[tuple[int, int]]:
+    """Yield the code point of each character of text[at:end], and where it is."""
     while at < end:
         start = at
         code, at = _code(text, at, escapes)

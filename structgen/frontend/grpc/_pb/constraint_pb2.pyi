@@ -229,9 +229,14 @@ class Grammar(_message.Message):
         SYNTAX_UNSPECIFIED: Grammar._Syntax.ValueType  # 0
         """EBNF."""
         SYNTAX_EBNF: Grammar._Syntax.ValueType  # 1
-        """GBNF-style EBNF: `::=`, `#` comments, character classes, `{m,n}`."""
+        """GBNF-style EBNF: `::=`, `#` comments, character classes, `{m,n}`. A grammar must not be
+        left-recursive.
+        """
         SYNTAX_LARK: Grammar._Syntax.ValueType  # 2
-        """Lark."""
+        """Lark, without templates, priorities and imports other than `common`. A terminal is any text
+        that it matches: none takes precedence, and none has to be the longest. What `%ignore` names
+        may stand between terminals.
+        """
 
     class Syntax(_Syntax, metaclass=_SyntaxEnumTypeWrapper):
         """The notation of a grammar."""
@@ -239,9 +244,14 @@ class Grammar(_message.Message):
     SYNTAX_UNSPECIFIED: Grammar.Syntax.ValueType  # 0
     """EBNF."""
     SYNTAX_EBNF: Grammar.Syntax.ValueType  # 1
-    """GBNF-style EBNF: `::=`, `#` comments, character classes, `{m,n}`."""
+    """GBNF-style EBNF: `::=`, `#` comments, character classes, `{m,n}`. A grammar must not be
+    left-recursive.
+    """
     SYNTAX_LARK: Grammar.Syntax.ValueType  # 2
-    """Lark."""
+    """Lark, without templates, priorities and imports other than `common`. A terminal is any text
+    that it matches: none takes precedence, and none has to be the longest. What `%ignore` names
+    may stand between terminals.
+    """
 
     SYNTAX_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
@@ -251,7 +261,7 @@ class Grammar(_message.Message):
     text: _builtins.str
     """The rules."""
     root_rule: _builtins.str
-    """The rule to start from; empty means "root"."""
+    """The rule to start from; empty means "root", for Lark "start"."""
     def __init__(
         self,
         *,

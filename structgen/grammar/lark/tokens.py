@@ -1,0 +1,72 @@
+"""The words of a Lark grammar's text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from enum import Enum
+
+import msgspec
+
+from structgen.grammar.ebnf.fault import malformed
+
+
+class Kind(Enum):
+    RULE = "a rule"
+    TERMINAL = "a terminal"
+    TEXT = "a text in quotes"
+    REGEX = "a regex"
+    NUMBER = "a number"
+    DIRECTIVE = "a directive"
+    SIGN = "a sign"
+    END = "the end"
+
+
+class Token(msgspec.Struct, frozen=True):
+    """at: its first character in the grammar's text; spelling: all of them."""
+
+    kind: Kind
+    spelling: str
+    at: int
+
+    @property
+    def shown(self) -> str:
+        return repr(self.spelling[:40]) if self.spelling else "the end"
+
+
+_SPACE = re.compile(r"(?:[ \t\r\n]+|//[^\r\n]*|#[^\r\n]*)*")
+_WORD = re.compile(
+    r'(?P<TEXT>"(?:[^"\\\r\n]|\\[^\r\n])*"(?:[a-z]+)?)'
+    r"|(?P<REGEX>/(?:[^/\\\r\n]|\\[^\r\n])+/(?:[a-z]+)?)"
+    r"|(?P<TERMINAL>_*+[A-Z][A-Z0-9_]*+(?![a-z]))|(?P<RULE>_*+[a-z][a-z0-9_]*+(?![A-Z]))"
+    r"|(?P<NUMBER>[0-9]+)|(?P<DIRECTIVE>%[A-Za-z_]+)|(?P<SIGN>->|\.\.|[:|()\[\]{}*+?!~.,])"
+)
+_UNCLOSED = {'"': 'a text without its closing "', "/": "a regex without its closing /"}
+_FOREIGN = {
+    "<": "a special token <...> is not supported",
+    "@": "a reference to another grammar, @name, is not supported",
+    "&": "the intersection & of terminals is not supported",
+}
+
+
+def tokens(text: str) -> Iterator[Token]:
+    """Yield the tokens, and one of kind END.  Raises ConstraintError: something is none."""
+    at = 0
+    while True:
+        space = _SPACE.match(text, at)
+        assert space is not None
+        at = space.end()
+        if at == len(text):
+            yield Token(Kind.END, "", at)
+            return
+        word = _WORD.match(text, at)
+        if word is None or word.lastgroup is None:
+            raise malformed(text, at, _what_is_wrong(text[at]))
+        yield Token(Kind[word.lastgroup], word.group(), at)
+        at = word.end()
+
+
+def _what_is_wrong(character: str) -> str:
+    if character.isalpha() or character == "_":
+        return "a name must be in lower case (a rule) or in upper case (a terminal)"
+    return (_FOREIGN | _UNCLOSED).get(character, f"unexpected {character!r}")
