@@ -2,7 +2,7 @@
 
     python benchmarks/serve.py                      starts a server with the default model
     python benchmarks/serve.py --target HOST:PORT   uses a running one
-    python benchmarks/serve.py --validate           are all complete answers valid?
+    python benchmarks/serve.py --validate 160 64    are all answers complete and valid?
 
 For each concurrency, every request is sent constrained and then unconstrained (`free_tokens`
 tokens, ignore_eos), and all that again.  As many clients as the concurrency send one request after
@@ -53,6 +53,7 @@ class Answer(msgspec.Struct, frozen=True):
     text: str
     tokens: int
     complete: bool
+    closed: bool
     reason: str
     first_s: float
     last_s: float
@@ -93,6 +94,7 @@ async def ask(client: AsyncClient, item: Item, params: SamplingParams) -> Answer
         "".join(texts),
         piece.usage.completion_tokens,
         piece.finish.constraint_status == "complete",
+        piece.finish.closed_by_budget,
         piece.finish.reason,
         first - sent,
         ended - sent,
@@ -100,15 +102,22 @@ async def ask(client: AsyncClient, item: Item, params: SamplingParams) -> Answer
 
 
 async def run(
-    client: AsyncClient, items: Sequence[Item], concurrency: int, max_tokens: int, *, free: bool
+    client: AsyncClient,
+    items: Sequence[Item],
+    concurrency: int,
+    max_tokens: int,
+    *,
+    free: bool,
+    close: bool = True,
 ) -> Run:
-    """Send all items, at most `concurrency` at a time."""
+    """Send all items, at most `concurrency` at a time.  close: complete them within max_tokens."""
     queue = iter(items)
     answers: list[Answer] = []
 
     async def one_client() -> None:
         for item in queue:
-            answers.append(await ask(client, item, _params(item, max_tokens, free=free)))
+            params = _params(item, max_tokens, free=free, close=close)
+            answers.append(await ask(client, item, params))
 
     began = time.perf_counter()
     async with asyncio.TaskGroup() as clients:
@@ -117,10 +126,15 @@ async def run(
     return Run(answers, time.perf_counter() - began)
 
 
-def _params(item: Item, max_tokens: int, *, free: bool) -> SamplingParams:
+def _params(item: Item, max_tokens: int, *, free: bool, close: bool) -> SamplingParams:
     if free:
         return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-    return SamplingParams(temperature=0.0, max_tokens=max_tokens, constraint=item.constraint)
+    return SamplingParams(
+        temperature=0.0,
+        max_tokens=max_tokens,
+        constraint=item.constraint,
+        close_within_budget=close,
+    )
 
 
 async def warm_up(client: AsyncClient, workload: Workload) -> None:
@@ -148,20 +162,29 @@ async def compare(
     )
 
 
-async def validate(client: AsyncClient, workload: Workload, concurrency: int, tokens: int) -> bool:
-    """Send all requests constrained; whether every COMPLETE answer is valid."""
-    answers = (await run(client, workload.items, concurrency, tokens, free=False)).answers
-    complete = [answer for answer in answers if answer.complete]
-    invalid = [answer for answer in complete if not _is_valid(answer)]
-    print_line(
-        "validate",
-        concurrency=concurrency,
-        max_tokens=tokens,
-        requests=len(answers),
-        complete=len(complete),
-        complete_and_valid=len(complete) - len(invalid),
-        others=[answer.reason for answer in answers if not answer.complete],
-    )
+async def validate(client: AsyncClient, workload: Workload, max_tokens: int) -> bool:
+    """Send all requests constrained, completed in time and, to compare, cut.
+
+    Whether every COMPLETE answer is valid.
+    """
+    invalid: list[Answer] = []
+    for close in (True, False):
+        whole = await run(client, workload.items, 16, max_tokens, free=False, close=close)
+        complete = [answer for answer in whole.answers if answer.complete]
+        wrong = [answer for answer in complete if not _is_valid(answer)]
+        invalid += wrong
+        print_line(
+            "validate",
+            concurrency=16,
+            max_tokens=max_tokens,
+            truncation="close" if close else "mark",
+            requests=len(whole.answers),
+            complete=len(complete),
+            complete_and_valid=len(complete) - len(wrong),
+            closed_by_budget=sum(answer.closed for answer in whole.answers),
+            valid_s=(len(complete) - len(wrong)) / whole.seconds,
+            others=[answer.reason for answer in whole.answers if not answer.complete],
+        )
     for answer in invalid:
         print_line("invalid", schema=answer.item.schema, text=answer.text)
     return not invalid
@@ -277,8 +300,9 @@ async def benchmark(given: argparse.Namespace) -> bool:
             rounds=ROUNDS,
         )
         await warm_up(client, workload)
-        if given.validate:
-            return await validate(client, workload, 16, given.max_tokens or 512)
+        if given.validate is not None:
+            limits = given.validate or [512]
+            return all([await validate(client, workload, limit) for limit in limits])
         for concurrency, num_requests in _plan(given, len(workload.items)):
             await compare(client, workload, concurrency, num_requests)
         return True
@@ -305,8 +329,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="a tiny run, to see that it works")
     parser.add_argument(
         "--validate",
-        action="store_true",
-        help="16 clients, 512 tokens; exits with 1 if an answer that ends COMPLETE is not valid",
+        nargs="*",
+        type=int,
+        metavar="N",
+        help="16 clients, max_tokens N (default: 512); fails if a COMPLETE answer is invalid",
     )
     parser.add_argument("--target", metavar="HOST:PORT", help="use this server, start none")
     parser.add_argument("--model", default="smollm2-135m", help="of the server that is started")

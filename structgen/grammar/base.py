@@ -59,6 +59,16 @@ class Matcher(ABC):
     def rollback(self, count: int) -> None:
         """Take back the last `count` accepted tokens; masks and `accepting` are as they were."""
 
+    def is_completed_by(self, tokens: Sequence[int]) -> bool:
+        """Whether these tokens, in turn, complete the text; the matcher stays where it is."""
+        copy = self.fork()
+        try:
+            for token in tokens:
+                copy.accept(token)
+        except GrammarError:
+            return False
+        return copy.accepting
+
     @abstractmethod
     def fork(self) -> Matcher:
         """Return an independent matcher in the same place (takes longer for longer texts)."""

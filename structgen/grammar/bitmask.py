@@ -33,8 +33,11 @@ def full(vocab_size: int) -> Words:
 
 def unpack(words: Words, vocab_size: int) -> list[int]:
     """Return the allowed tokens of one mask row, ascending."""
-    bits = np.unpackbits(words.view(np.uint8), bitorder="little")[:vocab_size]
-    return np.flatnonzero(bits).tolist()
+    used = np.flatnonzero(words)  # few, as a rule
+    bits = np.unpackbits(words[used].view(np.uint8), bitorder="little").reshape(-1, 32)
+    index, bit = np.nonzero(bits)
+    tokens: npt.NDArray[np.int64] = used[index] * 32 + bit
+    return [token for token in tokens.tolist() if token < vocab_size]
 
 
 def holds(row: Words, token: int) -> bool:

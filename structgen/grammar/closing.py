@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 
 import msgspec
 import numpy as np
@@ -117,23 +118,20 @@ class Walk:
 
     def is_led_out(self, way: Sequence[int]) -> bool:
         """Whether these tokens are legal and complete the text; leaves the walk where it was."""
-        copy = Walk(
-            self._backend,
-            self._matcher,
-            self.exit,
-            self._full,
-            self._tokens,
-            self._num_prompt,
-            self._restrict,
-        )
-        try:
-            for token in way:
-                if self._restrict is not None and not bitmask.holds(copy.allowed(), token):
-                    return False
-                copy.accept(token)
-        except GrammarError:
-            return False
-        return copy.accepting
+        return self._matcher.is_completed_by(way) and self._is_open(way)
+
+    def _is_open(self, way: Sequence[int]) -> bool:
+        """Whether nothing besides the grammar rules out one of these tokens."""
+        if self._restrict is None:
+            return True
+        tokens = list(self._tokens)
+        for token in way:
+            self._row[0] = self._full
+            self._restrict(self._row[0], tokens)
+            if not bitmask.holds(self._row[0], token):
+                return False
+            tokens.append(token)
+        return True
 
 
 class Quotes(msgspec.Struct, frozen=True):
@@ -171,14 +169,18 @@ class Closer:
             return None
 
     def forced(self, words: bitmask.Words) -> int | None:
-        """Return the token that begins with every other one that is allowed."""
+        """Return the token that begins with every other one that is allowed.
+
+        None also for a sign before a number, which nothing asks for.
+        """
         count = int(bitmask.count(words[None])[0])
         if not 0 < count <= FORCED_AMONG:
             return None
         allowed = bitmask.unpack(words, len(self.texts))
         longest = max(allowed, key=self._lengths.__getitem__)
         text = self.texts[longest]
-        return longest if all(text.startswith(self.texts[token]) for token in allowed) else None
+        begins_all = all(text.startswith(self.texts[token]) for token in allowed)
+        return longest if begins_all and (count == 1 or not text.endswith(b"-")) else None
 
     def leading_out(self, words: bitmask.Words, *, inside: bool) -> list[int]:
         """Return allowed tokens that close: a string with what is around it, or brackets."""
@@ -237,9 +239,8 @@ class _Search:
             return []
         if budget <= 0 or self._exhausted:
             return None
-        for departed, move in enumerate(self._fresh_first(self._moves(quotes))):
-            if departed > departures:
-                break
+        moves = islice(self._fresh_first(self._moves(quotes)), departures + 1)
+        for departed, move in enumerate(moves):
             if len(move) > budget:
                 continue
             self._walk.accept(*move)
@@ -271,13 +272,13 @@ class _Search:
     def _moves(self, quotes: Quotes) -> Iterator[Move]:
         """Yield what to try here: single tokens, and the rest of a string."""
         words = self._walk.allowed().copy()
+        forced = self._closer.forced(words)
+        if forced is not None:
+            yield (forced,)
         out = self._closer.leading_out(words, inside=quotes.inside)
         if not self._walk.exit.is_json or (quotes.inside and not out):
             yield from self._endings(words)
         yield from ((token,) for token in out)
-        forced = self._closer.forced(words)
-        if forced is not None:
-            yield (forced,)
         yield from ((token,) for token in self._closer.others(words, inside=quotes.inside))
 
     def _endings(self, words: bitmask.Words) -> Iterator[Move]:

@@ -135,6 +135,12 @@ class LLGuidanceMatcher(Matcher):
         self.handle.rollback(count)
         _require_health(self.handle)
 
+    def is_completed_by(self, tokens: Sequence[int]) -> bool:
+        # A tenth of the time that accepting them takes.
+        count = self.handle.validate_tokens([*tokens, self._end])
+        _require_health(self.handle)
+        return count == len(tokens) + 1
+
     def fork(self) -> LLGuidanceMatcher:
         return LLGuidanceMatcher(self.handle.deep_copy(), self._end)
 

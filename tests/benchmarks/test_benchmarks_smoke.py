@@ -101,11 +101,14 @@ def test_serve_figures_fit_together(serve: list[Line]) -> None:
 
 
 def test_complete_answers_of_the_built_in_workload_are_valid(tmp_path: Path) -> None:
-    lines = run("serve.py", "--validate", "--max-tokens", "60", "--workload", str(tmp_path / "no"))
+    lines = run("serve.py", "--validate", "60", "--workload", str(tmp_path / "no"))
     assert lines[0]["workload"] == "built-in"
-    (line,) = of_case(lines, "validate")
-    assert line["requests"] == 32
-    assert line["complete_and_valid"] == line["complete"] == 32 - len(line["others"])
+    for line in of_case(lines, "validate"):
+        assert line["requests"] == 32
+        assert line["complete_and_valid"] == line["complete"] == 32 - len(line["others"])
+    closed, marked = of_case(lines, "validate")
+    assert (closed["truncation"], closed["complete"]) == ("close", 32)
+    assert (marked["truncation"], marked["closed_by_budget"]) == ("mark", 0)
 
 
 def write_suite(folder: Path) -> Path:
