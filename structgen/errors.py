@@ -104,9 +104,13 @@ class WireError(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def to_wire(error: Exception) -> WireError:
-    """Reduce an exception to plain data; one that is not ours is an InternalError."""
+    """Reduce an exception to plain data; one that is not ours is an InternalError.
+
+    One of a class that is not in the tree above arrives as the class that it derives from.
+    """
     if isinstance(error, StructgenError):
-        return WireError(type(error).__name__, error.message, error.field)
+        kind = next(cls.__name__ for cls in type(error).__mro__ if cls.__name__ in _BY_NAME)
+        return WireError(kind, error.message, error.field)
     return WireError(InternalError.__name__, f"{type(error).__name__}: {error}")
 
 
@@ -118,6 +122,7 @@ def from_wire(error: WireError) -> StructgenError:
 _BY_NAME: dict[str, type[StructgenError]] = {
     cls.__name__: cls
     for cls in (
+        StructgenError,
         InvalidRequest,
         ConstraintError,
         BeyondBackend,

@@ -1,15 +1,22 @@
-"""Put an engine together: model, grammar backend, scheduler."""
+"""Put an engine together: model, grammar backends, scheduler."""
 
 from __future__ import annotations
 
 import queue
+from collections.abc import Callable
+from contextlib import ExitStack
 
 from structgen import logs
 from structgen.config import EngineConfig, let_threads_sleep
 from structgen.engine.core import EngineCore, Inbound
 from structgen.grammar.base import Vocabulary
 from structgen.grammar.choosing import Backends
+from structgen.grammar.compiler import Compiled
+from structgen.grammar.isolation import IsolatedWorkshop
 from structgen.grammar.manager import GrammarManager
+from structgen.grammar.worker_process import Limits
+from structgen.grammar.workers import TemplateProcess
+from structgen.grammar.workshop import LocalWorkshop, Workshop
 from structgen.messages import ModelInfo
 from structgen.tokenizer import Tokenizer
 
@@ -27,26 +34,26 @@ def build_core(config: EngineConfig) -> tuple[EngineCore, ModelInfo]:
     folder = sources.resolve(config.model, progress=True)
     tokenizer = Tokenizer.load(folder)
 
-    # torch is imported here, after what can be found wrong without it.
-    let_threads_sleep()
-    from structgen.model.executor import LocalExecutor
-    from structgen.model.runner import ModelRunner
+    with ExitStack() as undo:
+        # It and this process import the same large libraries, side by side.
+        template = TemplateProcess() if config.isolate_compile else None
+        if template is not None:
+            undo.callback(template.close)
+        # torch is imported here, after what can be found wrong without it.
+        let_threads_sleep()
+        from structgen.model.executor import LocalExecutor
+        from structgen.model.runner import ModelRunner
 
-    executor = LocalExecutor(
-        lambda: ModelRunner(config, folder, tokenizer.size, list(tokenizer.eos_ids))
-    )
-    info = executor.runner.info
-    inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
-    backends = Backends(Vocabulary(tokenizer.token_bytes[: info.vocab_size]))
-    backends.warm_up()
-    grammars = GrammarManager(
-        backends,
-        info.vocab_size,
-        inbox.put,
-        threads=config.compile_threads,
-        cache_bytes=config.compile_cache_bytes,
-        cache_entries=config.compile_cache_entries,
-    )
+        executor = LocalExecutor(
+            lambda: ModelRunner(config, folder, tokenizer.size, list(tokenizer.eos_ids))
+        )
+        undo.callback(executor.close)
+        info = executor.runner.info
+        inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
+        vocabulary = Vocabulary(tokenizer.token_bytes[: info.vocab_size])
+        grammars = _build_grammars(config, vocabulary, template, inbox.put)
+        undo.pop_all()
+
     core = EngineCore(
         executor.runner.config,
         executor,
@@ -65,3 +72,40 @@ def build_core(config: EngineConfig) -> tuple[EngineCore, ModelInfo]:
         threads=info.threads,
     )
     return core, info
+
+
+def _build_grammars(
+    config: EngineConfig,
+    vocabulary: Vocabulary,
+    template: TemplateProcess | None,
+    post: Callable[[Compiled], None],
+) -> GrammarManager:
+    backends = Backends(vocabulary)
+    return GrammarManager(
+        backends,
+        vocabulary.size,
+        post,
+        threads=config.compile_threads,
+        cache_bytes=config.compile_cache_bytes,
+        cache_entries=config.compile_cache_entries,
+        queue_length=config.compile_queue,
+        workshop=_build_workshop(config, vocabulary, backends, template),
+    )
+
+
+def _build_workshop(
+    config: EngineConfig,
+    vocabulary: Vocabulary,
+    backends: Backends,
+    template: TemplateProcess | None,
+) -> Workshop:
+    """Return one that is ready, and so are the backends."""
+    if template is None:
+        backends.warm_up()
+        return LocalWorkshop(backends)
+    limits = Limits(config.compile_time_s, config.compile_memory_bytes)
+    workers = config.compile_threads
+    workshop = IsolatedWorkshop(template, vocabulary, backends, limits, num_workers=workers)
+    backends.warm_up()  # while the template does the same
+    workshop.warm_up()
+    return workshop

@@ -298,7 +298,9 @@ def _prompts(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[Prompt]:
 def _config(model: str | Path, options: Mapping[str, object]) -> EngineConfig:
     if unknown := sorted(set(options) - set(EngineConfig.__struct_fields__)):
         raise ConfigError(f"unknown option {unknown[0]!r}")
-    return config.load(EngineConfig, {"model": str(model), **options})
+    # Its constraints are its caller's own, and a process to try them in takes seconds to start.
+    defaults = {"isolate_compile": False}
+    return config.load(EngineConfig, defaults | {"model": str(model), **options})
 
 
 def _inproc_client(engine_config: EngineConfig) -> StepClient:

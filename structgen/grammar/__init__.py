@@ -6,6 +6,7 @@ Backends by name, imported on first use, so that nothing pays for a library it d
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 
 from structgen.errors import ConfigError
 from structgen.grammar.base import GrammarBackend, Vocabulary
@@ -22,8 +23,16 @@ def build_backend(name: str, vocabulary: Vocabulary) -> GrammarBackend:
 
     Raises ConfigError: there is no such backend, or it cannot work with this vocabulary.
     """
+    return load_backend(name)(vocabulary)
+
+
+def load_backend(name: str) -> Callable[[Vocabulary], GrammarBackend]:
+    """Import the backend of this name, and with it its library (up to 5 s).
+
+    Raises ConfigError: there is no such backend.
+    """
     if name not in BACKENDS:
         raise ConfigError(f"grammar backend must be one of {', '.join(BACKENDS)}, got {name!r}")
     module, _, cls = BACKENDS[name].partition(":")
-    backend: GrammarBackend = getattr(importlib.import_module(module), cls)(vocabulary)
+    backend: Callable[[Vocabulary], GrammarBackend] = getattr(importlib.import_module(module), cls)
     return backend

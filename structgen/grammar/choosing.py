@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -22,6 +23,7 @@ from structgen.keywords import KeywordReport
 # As measured: llguidance compiles in a hundredth of xgrammar's time and drops nothing in silence;
 # xgrammar has what it lacks; outlines-core is slow and drops bounds.
 ORDER = (Backend.LLGUIDANCE, Backend.XGRAMMAR, Backend.OUTLINES_CORE)
+USUAL = ORDER[:2]  # the last one is hardly ever left to choose
 
 DIALECTS = {
     Backend.LLGUIDANCE: LLGUIDANCE,
@@ -33,16 +35,33 @@ MAX_SHORTEST = 4096  # tokens that the shortest text of a constraint may have to
 MAX_NAMED = 5  # keywords that a refusal lists
 
 
+class Recipe(msgspec.Struct, frozen=True, array_like=True):
+    """How a constraint is to be compiled: by which library, and the text that it is to be given.
+
+    keywords: what becomes of those of the client's schema.  shortest: the tokens of the shortest
+    text that was found, once it was looked for.
+    """
+
+    backend: str
+    constraint: Constraint
+    keywords: list[KeywordReport] = []
+    shortest: list[int] | None = None
+
+
 class Chosen(msgspec.Struct, frozen=True):
-    """A compiled constraint, by whom, and what became of its keywords.
+    """A compiled constraint, by whom, and how it came about.
 
     exit: what helps to end its texts in time; None: they are not ended.
     """
 
     backend: GrammarBackend
     grammar: CompiledConstraint
-    keywords: list[KeywordReport] = []
+    recipe: Recipe
     exit: Exit | None = None
+
+    @property
+    def keywords(self) -> list[KeywordReport]:
+        return self.recipe.keywords
 
 
 class Backends:
@@ -51,6 +70,10 @@ class Backends:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._built: dict[str, GrammarBackend] = {}
+        # What is in use: one grammar for all constraints that come to the same recipe.
+        self._compiled: WeakValueDictionary[tuple[str, Constraint], CompiledConstraint] = (
+            WeakValueDictionary()
+        )
         self._lock = threading.Lock()
         self._full = bitmask.full(vocabulary.size)
         self.closer = Closer(vocabulary)
@@ -64,7 +87,7 @@ class Backends:
 
     def warm_up(self) -> None:
         """Build the libraries that AUTO chooses most, so that no request waits for it (0.5 s)."""
-        for name in ORDER[:2]:
+        for name in USUAL:
             self.get(name)
 
     def compile(self, constraint: Constraint) -> Chosen:
@@ -76,15 +99,29 @@ class Backends:
         refusals: list[ConstraintError] = []
         for backend in self._candidates(constraint):
             try:
-                if isinstance(constraint, JsonSchema):
-                    rewritten, keywords = _rewritten(backend, constraint)
-                    return self._chosen(backend, rewritten, keywords)
-                return self._chosen(backend, constraint, [])
+                return self.build(_recipe(backend, constraint))
             except ConstraintError as refusal:
                 refusals.append(refusal)
         # The first candidate is the one that takes most: its reason says most, unless it is only
         # that this library cannot.
         raise next((one for one in refusals if not isinstance(one, BeyondBackend)), refusals[0])
+
+    def build(self, recipe: Recipe) -> Chosen:
+        """Compile as a recipe says.
+
+        Raises ConstraintError: the library refuses it; not if that recipe has been compiled before.
+        """
+        backend = self.get(recipe.backend)
+        key = (recipe.backend, recipe.constraint)
+        with self._lock:
+            grammar = self._compiled.get(key)
+        if grammar is None:
+            grammar = backend.compile(recipe.constraint)
+            with self._lock:
+                grammar = self._compiled.setdefault(key, grammar)
+        is_json = isinstance(recipe.constraint, JsonSchema | JsonObject)
+        exit = Exit(patterns_of(recipe.constraint), is_json, recipe.shortest)
+        return Chosen(backend, grammar, recipe, exit)
 
     def explored(self, chosen: Chosen) -> Chosen:
         """Return it with the shortest way through a text that is found (some milliseconds)."""
@@ -92,15 +129,11 @@ class Backends:
             return chosen
         start = Walk(chosen.backend, chosen.grammar.new_matcher(), chosen.exit, self._full)
         shortest = self.closer.way_out(start, MAX_SHORTEST)
-        exit = msgspec.structs.replace(chosen.exit, shortest=shortest)
-        return msgspec.structs.replace(chosen, exit=exit)
-
-    def _chosen(
-        self, backend: GrammarBackend, constraint: Constraint, keywords: list[KeywordReport]
-    ) -> Chosen:
-        """constraint: as the backend is to enforce it."""
-        exit = Exit(patterns_of(constraint), isinstance(constraint, JsonSchema | JsonObject))
-        return Chosen(backend, backend.compile(constraint), keywords, exit)
+        return msgspec.structs.replace(
+            chosen,
+            recipe=msgspec.structs.replace(chosen.recipe, shortest=shortest),
+            exit=msgspec.structs.replace(chosen.exit, shortest=shortest),
+        )
 
     def _candidates(self, constraint: Constraint) -> Iterator[GrammarBackend]:
         named = constraint.backend is not Backend.AUTO
@@ -117,10 +150,14 @@ class Backends:
             )
 
 
-def _rewritten(
-    backend: GrammarBackend, constraint: JsonSchema
-) -> tuple[JsonSchema, list[KeywordReport]]:
-    """Return the schema as the backend enforces it.  Raises ConstraintError: it cannot."""
+def _recipe(backend: GrammarBackend, constraint: Constraint) -> Recipe:
+    """Raises ConstraintError: the library cannot enforce it."""
+    if isinstance(constraint, JsonSchema):
+        return _schema_recipe(backend, constraint)
+    return Recipe(backend.name, msgspec.structs.replace(constraint, backend=Backend.AUTO))
+
+
+def _schema_recipe(backend: GrammarBackend, constraint: JsonSchema) -> Recipe:
     prepared = prepare(constraint.schema, DIALECTS[Backend(backend.name)])
     if prepared.unenforced and not constraint.best_effort:
         places = [f"{report.pointer} ({report.keyword})" for report in prepared.unenforced]
@@ -129,5 +166,5 @@ def _rewritten(
             f"json_schema cannot be enforced at {', '.join(places[:MAX_NAMED])}{more}",
             field=field_of(constraint),
         )
-    rewritten = msgspec.structs.replace(constraint, schema=prepared.schema_text)
-    return rewritten, prepared.reports
+    rewritten = JsonSchema(prepared.schema_text, constraint.whitespace)
+    return Recipe(backend.name, rewritten, prepared.reports)

@@ -25,6 +25,7 @@ from structgen.grammar.choosing import Backends
 from structgen.grammar.closing import Walk
 from structgen.grammar.compiler import Compiled, Compiler
 from structgen.grammar.filters import TokenFilter
+from structgen.grammar.workshop import LocalWorkshop, Workshop
 from structgen.messages import ConstraintInfo
 from structgen.params import SamplingParams
 from structgen.plan import TokenBitmask
@@ -60,7 +61,10 @@ class Casualty(msgspec.Struct, frozen=True):
 
 
 class GrammarManager:
-    """backends: the libraries.  post: hands a finished compile to the loop thread."""
+    """backends: the libraries.  post: hands a finished compile to the loop thread.
+
+    workshop: where to compile, if not in this process.
+    """
 
     def __init__(
         self,
@@ -71,11 +75,18 @@ class GrammarManager:
         threads: int,
         cache_bytes: int,
         cache_entries: int,
+        queue_length: int = 256,
+        workshop: Workshop | None = None,
     ) -> None:
         self._backends = backends
         self._vocab_size = vocab_size
         self._compiler = Compiler(
-            backends, post, threads=threads, max_bytes=cache_bytes, max_entries=cache_entries
+            workshop or LocalWorkshop(backends),
+            post,
+            threads=threads,
+            max_bytes=cache_bytes,
+            max_entries=cache_entries,
+            max_pending=queue_length,
         )
         self._waiting: dict[Constraint, list[Constrained]] = {}
         self._stop_sets: dict[frozenset[int], bitmask.TokenSet] = {}
@@ -93,7 +104,7 @@ class GrammarManager:
         """Give a request its filter and its matcher.
 
         The latter now if its constraint is known, else when it has compiled.
-        Raises the error of the compile if it failed before.
+        Raises the error of the compile if it failed before; LimitExceeded: too many are under way.
         """
         allowed = request.params.allowed_token_ids
         if allowed or request.bad_sequences:
@@ -103,10 +114,10 @@ class GrammarManager:
             return
         compiled = self._compiler.get(constraint)
         if compiled is not None:
-            self._attach(request, compiled, cached=True)
+            self._attach(request, constraint, compiled, cached=True)
             return
-        self._waiting.setdefault(constraint, []).append(request)
         self._compiler.start(constraint)
+        self._waiting.setdefault(constraint, []).append(request)
 
     def land(self, compiled: Compiled) -> list[tuple[str, StructgenError]]:
         """Serve the requests that waited for a compile; returns those it failed, and why."""
@@ -114,7 +125,7 @@ class GrammarManager:
         failed: list[tuple[str, StructgenError]] = []
         for request in self._waiting.pop(compiled.constraint, []):
             try:
-                self._attach(request, compiled, cached=False)
+                self._attach(request, compiled.constraint, compiled, cached=False)
             except StructgenError as error:
                 failed.append((request.id, error))
         return failed
@@ -211,7 +222,9 @@ class GrammarManager:
         if request.filter is not None:
             request.filter.apply(row, tokens, request.num_prompt)
 
-    def _attach(self, request: Constrained, compiled: Compiled, *, cached: bool) -> None:
+    def _attach(
+        self, request: Constrained, constraint: Constraint, compiled: Compiled, *, cached: bool
+    ) -> None:
         if compiled.chosen is None:
             error = compiled.error
             if isinstance(error, StructgenError):
@@ -226,7 +239,7 @@ class GrammarManager:
             backend=compiled.chosen.backend.name,
             compile_s=compiled.seconds,
             cached=cached,
-            key=compiled.constraint.key(),
+            key=constraint.key(),
             keywords=compiled.chosen.keywords,
         )
 

@@ -53,6 +53,8 @@ from structgen.grammar.notations import grammar_of
 # FLEXIBLE: blanks between tokens, at most this many, so that an answer cannot pad for ever.
 MAX_BLANKS = 2
 
+_OUT_OF_MEMORY = "std::bad_alloc"  # comes as a RuntimeError
+
 
 class XGrammarBackend(GrammarBackend):
     name = "xgrammar"
@@ -74,6 +76,8 @@ class XGrammarBackend(GrammarBackend):
         try:
             grammar = self._compile(constraint)
         except (RuntimeError, ValueError) as error:
+            if _OUT_OF_MEMORY in str(error):
+                raise MemoryError from None
             raise ConstraintError(_reason(error), field=field_of(constraint)) from None
         is_json = isinstance(constraint, JsonSchema | JsonObject)
         compiled = XGrammarCompiled(grammar, self._json_text if is_json else self._text)

@@ -21,7 +21,7 @@ from structgen.grammar.base import (
     Matcher,
     Vocabulary,
 )
-from structgen.grammar.choosing import Backends, Chosen
+from structgen.grammar.choosing import Backends, Chosen, Recipe
 from structgen.grammar.manager import GrammarManager
 from structgen.logprobs import TokenLogprobs
 from structgen.messages import EngineOutput, EngineRequest
@@ -141,7 +141,7 @@ class ToyBackends(Backends):
         return self._backend
 
     def compile(self, constraint: Constraint) -> Chosen:
-        return self._chosen(self._backend, constraint, [])
+        return self.build(Recipe(self._backend.name, constraint))
 
 
 class ToyCompiled(CompiledConstraint):
@@ -204,8 +204,9 @@ class StubEngine:
             VOCAB,
             self.inbox.put,
             threads=2,
-            cache_bytes=1000,
+            cache_bytes=10_000,
             cache_entries=8,
+            queue_length=16,
         )
         self.core = EngineCore(
             config,

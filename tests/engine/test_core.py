@@ -4,7 +4,14 @@ import threading
 import pytest
 from stub_engine import EOS, StubEngine
 
-from structgen.constraints import Choice
+from structgen.constraints import Backend, Choice
+from structgen.errors import (
+    ConstraintTooLarge,
+    InternalError,
+    LimitExceeded,
+    StructgenError,
+    Unsupported,
+)
 from structgen.messages import Abort, EngineRequest, FinishReason
 from structgen.params import SamplingParams
 
@@ -248,6 +255,92 @@ def test_a_failure_that_is_not_the_constraints_is_not_remembered() -> None:
     engine.add("b", [1, 2], constraint=Choice(("AB",)))
     engine.run(2)
     assert engine.tokens["b"] == ids("AB")
+
+
+def test_a_compile_that_ran_out_of_time_is_tried_again() -> None:
+    engine = StubEngine(counting)
+
+    def fail(constraint: object) -> None:
+        raise LimitExceeded("no time", field="input.constraint.choice")
+
+    engine.backend.gate = fail
+    engine.add("a", [1, 2], constraint=Choice(("AB",)))
+    engine.run(1)
+    error = engine.ends["a"].error
+    assert error is not None
+    assert (error.kind, error.field) == ("LimitExceeded", "input.constraint.choice")
+    engine.backend.gate = lambda constraint: None
+    engine.add("b", [1, 2], constraint=Choice(("AB",)))
+    engine.run(2)
+    assert engine.tokens["b"] == ids("AB")
+
+
+@pytest.mark.parametrize("kind", [ConstraintTooLarge, InternalError, Unsupported])
+def test_a_compile_that_can_only_fail_again_is_not_tried_again(kind: type[StructgenError]) -> None:
+    engine = StubEngine(counting)
+    tries = []
+
+    def fail(constraint: object) -> None:
+        tries.append(constraint)
+        raise kind("no way")
+
+    engine.backend.gate = fail
+    for number in (1, 2):
+        engine.add(f"r{number}", [1, 2], constraint=Choice(("AB",)))
+        engine.run(number)
+        error = engine.ends[f"r{number}"].error
+        assert error is not None
+        assert error.kind == kind.__name__
+    assert len(tries) == 1
+
+
+def test_who_names_the_library_that_auto_chose_shares_what_it_compiled() -> None:
+    engine = StubEngine(counting)
+    engine.backend.name = "xgrammar"
+    engine.add("auto", [1], constraint=Choice(("AB",)))
+    engine.run(1)
+    engine.add("named", [1], constraint=Choice(("AB",), backend=Backend.XGRAMMAR))
+    engine.run(2)
+    assert engine.backend.compiles == 1
+    engine.add("other", [1], constraint=Choice(("AB",), backend=Backend.LLGUIDANCE))
+    engine.run(3)
+    assert engine.backend.compiles == 2
+    info = engine.ends["named"].stats.constraint  # type: ignore[union-attr]
+    assert info is not None
+    assert info.cached
+    assert info.key == Choice(("AB",), backend=Backend.XGRAMMAR).key()
+
+
+def test_the_least_recently_used_constraints_leave_the_cache() -> None:
+    engine = StubEngine(counting)  # it holds 8
+    names = [f"AB{letter}" for letter in "CDEFGHIJKL"]
+    for number, name in enumerate(names, 1):
+        engine.add(name, [1], constraint=Choice((name,)))
+        engine.run(number)
+    for name, compiles in (("ABL", 10), ("ABE", 10), ("ABC", 11), ("ABE", 11), ("ABF", 12)):
+        engine.add(f"{name} {compiles}", [1], constraint=Choice((name,)))
+        engine.run(len(engine.ends) + 1)
+        assert engine.backend.compiles == compiles, name
+
+
+def test_what_waits_to_be_compiled_is_bounded_and_plain_requests_go_on() -> None:
+    engine = StubEngine(counting, max_num_seqs=2)  # 16 may wait
+    gate = threading.Event()
+    engine.backend.gate = lambda constraint: gate.wait(10) and None
+    for index in range(20):
+        engine.add(f"slow{index}", [1, 2], constraint=Choice((f"A{index % 18}",)))
+    engine.add("plain", [1], max_tokens=3)
+    engine.run(3)
+    assert engine.tokens["plain"] == alone([1], max_tokens=3)
+    refused = [engine.ends[f"slow{index}"].error for index in (16, 17)]
+    for error in refused:
+        assert error is not None
+        assert error.kind == "LimitExceeded"
+        assert "at most 16 constraints" in error.message
+    gate.set()
+    engine.run(21)
+    assert engine.tokens["slow18"] == ids("A0")  # the same constraint takes no place of its own
+    engine.assert_clean()
 
 
 def test_parked_requests_neither_take_seats_nor_keep_blocks_from_others() -> None:

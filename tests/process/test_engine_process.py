@@ -137,6 +137,8 @@ def test_killing_the_engine_fails_every_stream_and_the_next_request_is_served(
         await asyncio.sleep(0.5)
         assert client.pid is not None
         first = client.pid
+        compilers = psutil.Process(first).children(recursive=True)
+        assert len(compilers) == 1 + CONFIG.compile_threads
         os.kill(first, signal.SIGKILL)
         killed_at = time.monotonic()
         results = await asyncio.gather(*streams, return_exceptions=True)
@@ -148,6 +150,7 @@ def test_killing_the_engine_fails_every_stream_and_the_next_request_is_served(
         assert (await answer(llm))[-1].finish is not None
         assert client.pid != first
         assert not psutil.pid_exists(first)
+        assert await asyncio.to_thread(psutil.wait_procs, compilers, 10) == (compilers, [])
         assert len(socket_folders(temporary_folder)) == 1
 
     run(test())

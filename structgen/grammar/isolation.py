@@ -1,0 +1,145 @@
+"""Constraints are tried in another process first, under limits of time and memory.
+
+What has gone well there is compiled again here, where it is used: natively, at the cost that has
+proved bounded, without the rewriting.  A worker that is lost costs its job alone; the next job has
+a new one, forked off the template, and if need be a new template.
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+import threading
+
+from structgen import logs
+from structgen.constraints import Constraint
+from structgen.errors import InternalError, LimitExceeded, StructgenError, from_wire
+from structgen.grammar.base import Vocabulary
+from structgen.grammar.choosing import Backends, Chosen
+from structgen.grammar.jobs import Compile, Job, Result, field_of_job, recipe_of
+from structgen.grammar.worker_process import EXIT_OUT_OF_MEMORY, Ended, Limits, out_of_memory
+from structgen.grammar.workers import TemplateLost, TemplateProcess, WorkerLost, WorkerProcess
+
+log = logs.get(__name__)
+
+# What a process does to itself; by any other signal it is ended from outside.
+_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+
+
+class IsolatedWorkshop:
+    """Does as many jobs at a time as it has workers.  Thread-safe."""
+
+    def __init__(
+        self,
+        template: TemplateProcess,
+        vocabulary: Vocabulary,
+        backends: Backends,
+        limits: Limits,
+        *,
+        num_workers: int,
+    ) -> None:
+        """template: just started.  backends: those of this process, over the same vocabulary."""
+        self._template = template
+        self._vocabulary = vocabulary
+        self._backends = backends
+        self._limits = limits
+        self._closed = False
+        self._lock = threading.Lock()  # of _template, _closed and _live
+        self._live: set[WorkerProcess] = set()
+        self._idle: queue.SimpleQueue[WorkerProcess | None] = queue.SimpleQueue()
+        for _ in range(num_workers):
+            self._idle.put(None)
+        template.open(vocabulary, limits)
+
+    def warm_up(self) -> None:
+        """Wait until all workers are there."""
+        workers = [self._idle.get() for _ in range(self._idle.qsize())]
+        for worker in workers:
+            self._idle.put(worker or self._hire())
+
+    def compile(self, constraint: Constraint) -> Chosen:
+        return self._backends.build(recipe_of(self.perform(Compile(constraint))))
+
+    def perform(self, job: Job) -> Result:
+        worker: WorkerProcess | None = None
+        try:
+            worker = self._require_alive(self._idle.get())
+            reply = worker.perform(job)
+            if reply.last:
+                self._dismiss(worker)
+                worker = None
+            return reply.result
+        except WorkerLost as loss:
+            assert worker is not None
+            self._dismiss(worker)
+            worker = None
+            raise self._explain(loss, job) from None
+        except TemplateLost as loss:
+            raise LimitExceeded(f"nothing can be compiled at the moment: {loss}") from None
+        finally:
+            self._idle.put(worker)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            live = list(self._live)
+        for worker in live:
+            worker.kill()
+            self._dismiss(worker)
+        self._template.close()
+
+    def _require_alive(self, worker: WorkerProcess | None) -> WorkerProcess:
+        """Raises TemplateLost: there is none, and no way to have one."""
+        if worker is not None and worker.alive:
+            return worker
+        if worker is not None:
+            log.warning("a compile worker was lost while idle", end=worker.end())
+            self._dismiss(worker)
+        return self._hire()
+
+    def _hire(self) -> WorkerProcess:
+        """Raises TemplateLost: another template is of no use either, or all is over."""
+        with self._lock:
+            if self._closed:
+                raise TemplateLost("the engine is shutting down")
+            try:
+                worker = self._template.fork(self._limits)
+            except TemplateLost as loss:
+                log.warning("the compile template was lost, starting another", reason=str(loss))
+                self._template.close()
+                self._template = TemplateProcess()
+                self._template.open(self._vocabulary, self._limits)
+                worker = self._template.fork(self._limits)
+            self._live.add(worker)
+        return worker
+
+    def _dismiss(self, worker: WorkerProcess) -> None:
+        worker.end()
+        with self._lock:
+            self._live.discard(worker)
+
+    def _explain(self, loss: WorkerLost, job: Job) -> StructgenError:
+        """Return what a lost worker means for its job: nothing else was in that process."""
+        field, limit_s = field_of_job(job), self._limits.time_s
+        code = loss.end.exit_code if loss.end else None
+        if loss.overdue or code == -signal.SIGALRM:
+            return LimitExceeded(
+                f"compiling the constraint takes more than compile_time_s, {limit_s:g} s",
+                field=field,
+            )
+        if loss.end and _ran_out_of_memory(loss.end):
+            return from_wire(out_of_memory(job, self._limits).error)
+        if code is not None and -code in _CRASHES:
+            log.error("a constraint crashed a library", end=loss.end)
+            name = signal.Signals(-code).name
+            return InternalError(
+                f"compiling the constraint crashed a library ({name})", field=field
+            )
+        log.warning("a compile worker was lost", end=loss.end)
+        return LimitExceeded("the process that compiled the constraint was lost", field=field)
+
+
+def _ran_out_of_memory(end: Ended) -> bool:
+    """Rust's allocator says so and aborts."""
+    aborted = end.exit_code == -signal.SIGABRT and "memory allocation" in end.last_words
+    return aborted or end.exit_code == EXIT_OUT_OF_MEMORY

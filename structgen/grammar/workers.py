@@ -1,0 +1,194 @@
+"""The processes of `worker_process`, seen from the engine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+
+from structgen.grammar import frames
+from structgen.grammar.base import Vocabulary
+from structgen.grammar.jobs import Job
+from structgen.grammar.worker_process import (
+    MAX_CONTROL_BYTES,
+    Ended,
+    Fork,
+    Forked,
+    FromTemplate,
+    Limits,
+    Open,
+    Opened,
+    Reap,
+    Reply,
+    ToTemplate,
+    decode_from_template,
+    decode_reply,
+    encode,
+)
+
+STDERR = 2
+SLACK_S = 1.0  # a worker ends itself at its time limit; one that is stopped or starved cannot
+TEMPLATE_TIMEOUT_S = 60.0
+
+
+class TemplateLost(Exception):
+    """The template has ended, or does not answer."""
+
+
+class WorkerLost(Exception):
+    """A worker ended in the midst of a job.
+
+    end: None if nobody knows how.  overdue: it was still there after its time limit, and was
+    killed.
+    """
+
+    def __init__(self, end: Ended | None, *, overdue: bool = False) -> None:
+        super().__init__(end)
+        self.end = end
+        self.overdue = overdue
+
+
+class TemplateProcess:
+    """Forks workers, and says how they ended.  Thread-safe."""
+
+    def __init__(self) -> None:
+        """Start it; it imports the libraries (seconds) while it is not waited for."""
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.settimeout(TEMPLATE_TIMEOUT_S)
+        self._lock = threading.Lock()
+        self._opening = False
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "structgen.grammar.worker_process", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=STDERR,
+                pass_fds=[theirs.fileno()],
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def open(self, vocabulary: Vocabulary, limits: Limits) -> None:
+        """Have it build the libraries, without waiting for that; once, before anything else."""
+        with tempfile.TemporaryFile() as file, self._lock:
+            file.write(encode(vocabulary))
+            file.seek(0)
+            self._send(Open(limits), file.fileno())
+            self._opening = True
+
+    def fork(self, limits: Limits) -> WorkerProcess:
+        """Raises TemplateLost."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                answer = self._ask(Fork(), theirs.fileno())
+            except TemplateLost:
+                ours.close()
+                raise
+        assert isinstance(answer, Forked), answer
+        return WorkerProcess(self, answer.pid, ours, limits)
+
+    def reap(self, pid: int) -> Ended | None:
+        """Wait for a worker that is ending, and say how it did; None if nobody knows."""
+        try:
+            answer = self._ask(Reap(pid))
+        except TemplateLost:
+            return None
+        assert isinstance(answer, Ended), answer
+        return answer
+
+    def close(self) -> None:
+        """End it, but not its workers.  Idempotent."""
+        # Left alone it would end as well, but not before it has imported everything.
+        self._process.kill()
+        self._process.wait()
+        with self._lock:
+            self._control.close()
+
+    def _ask(self, message: ToTemplate, *files: int) -> FromTemplate:
+        with self._lock:
+            if self._opening:
+                opened = self._receive()
+                assert isinstance(opened, Opened), opened
+                self._opening = False
+            self._send(message, *files)
+            return self._receive()
+
+    def _send(self, message: ToTemplate, *files: int) -> None:
+        try:
+            socket.send_fds(self._control, [encode(message)], files)
+        except OSError as error:
+            raise TemplateLost(str(error)) from None
+
+    def _receive(self) -> FromTemplate:
+        try:
+            message = self._control.recv(MAX_CONTROL_BYTES)
+        except OSError as error:  # TimeoutError among them
+            raise TemplateLost(str(error)) from None
+        if not message:
+            raise TemplateLost("it has ended")
+        answer: FromTemplate = decode_from_template(message)
+        return answer
+
+
+class WorkerProcess:
+    """Does one job at a time, on whichever thread brings it."""
+
+    def __init__(
+        self, template: TemplateProcess, pid: int, connection: socket.socket, limits: Limits
+    ) -> None:
+        self.pid = pid
+        self._template = template
+        self._connection = connection
+        self._connection.settimeout(limits.time_s + SLACK_S)
+        # Unlike its id, this is never another's; only `end` has it reaped, so it is there still.
+        self._handle = os.pidfd_open(pid)
+        self._ending = threading.Lock()
+        self._is_over = False
+        self._end: Ended | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it waits for a job: what it would say now is that it has ended."""
+        if self._is_over:
+            return False
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        return not poll.poll(0)
+
+    def perform(self, job: Job) -> Reply:
+        """Raises WorkerLost: nothing more can be asked of it."""
+        try:
+            frames.send(self._connection, encode(job))
+            message = frames.receive(self._connection)
+        except TimeoutError:
+            self.kill()
+            raise WorkerLost(self.end(), overdue=True) from None
+        except OSError:
+            message = None
+        if message is None:
+            raise WorkerLost(self.end())
+        reply: Reply = decode_reply(message)
+        return reply
+
+    def kill(self) -> None:
+        with self._ending, contextlib.suppress(ProcessLookupError):
+            if not self._is_over:
+                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+
+    def end(self) -> Ended | None:
+        """Have it end, unless it has; say how it did, if that is known.  Idempotent."""
+        with self._ending:
+            if not self._is_over:
+                self._connection.close()
+                self._end = self._template.reap(self.pid)
+                os.close(self._handle)
+                self._is_over = True
+        return self._end

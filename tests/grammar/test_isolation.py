@@ -1,0 +1,209 @@
+"""Constraints are tried in a process that may die over them; the next one is served anyway."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from feeding import byte_vocabulary
+
+from structgen.constraints import Backend, Choice, Constraint, JsonSchema, Regex
+from structgen.errors import (
+    ConstraintError,
+    ConstraintTooLarge,
+    InternalError,
+    LimitExceeded,
+    StructgenError,
+)
+from structgen.grammar.choosing import Backends
+from structgen.grammar.isolation import IsolatedWorkshop
+from structgen.grammar.worker_process import Limits
+from structgen.grammar.workers import TemplateProcess
+from structgen.grammar.workshop import LocalWorkshop
+
+LIMITS = Limits(time_s=0.7, memory_bytes=256 << 20)
+# Its automaton has 2**31 states.
+ENDLESS = Regex("(?:a|b)*a(?:a|b){30}", backend=Backend.OUTLINES_CORE)
+
+
+def build(limits: Limits) -> IsolatedWorkshop:
+    vocabulary = byte_vocabulary()
+    return IsolatedWorkshop(
+        TemplateProcess(), vocabulary, Backends(vocabulary), limits, num_workers=2
+    )
+
+
+@pytest.fixture(scope="module")
+def workshop() -> Iterator[IsolatedWorkshop]:
+    workshop = build(LIMITS)
+    workshop.warm_up()
+    yield workshop
+    workshop.close()
+    assert processes() == []
+
+
+def processes() -> list[psutil.Process]:
+    """Return the template and the workers."""
+    mine = psutil.Process().children(recursive=True)
+    return [one for one in mine if "structgen.grammar.worker_process" in one.cmdline()]
+
+
+def templates() -> list[psutil.Process]:
+    return [one for one in processes() if one.ppid() == os.getpid()]
+
+
+def workers() -> list[psutil.Process]:
+    return [one for one in processes() if one.ppid() != os.getpid()]
+
+
+def kill(pid: int) -> None:
+    """Kill a process and wait until it is dead, though perhaps not reaped."""
+    handle = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    assert select.select([handle], [], [], 10)[0]
+    os.close(handle)
+
+
+def fails(workshop: IsolatedWorkshop, constraint: Constraint) -> StructgenError:
+    with pytest.raises(StructgenError) as failure:
+        workshop.compile(constraint)
+    return failure.value
+
+
+def assert_serves(workshop: IsolatedWorkshop) -> None:
+    option = f"served at {time.monotonic()}"
+    chosen = workshop.compile(Choice((option,)))
+    matcher = chosen.grammar.new_matcher()
+    for byte in option.encode():
+        matcher.accept(byte)
+    assert matcher.accepting
+
+
+def test_what_comes_back_is_what_is_compiled_here(workshop: IsolatedWorkshop) -> None:
+    schema = JsonSchema('{"allOf":[{"type":"integer"},{"minimum":3}],"title":"t"}')
+    there = workshop.compile(schema)
+    here = LocalWorkshop(Backends(byte_vocabulary())).compile(schema)
+    assert there.recipe == here.recipe
+    assert there.backend.name == "llguidance"
+    assert there.grammar.size_bytes == here.grammar.size_bytes
+
+
+@pytest.mark.parametrize(
+    ("constraint", "kind", "field"),
+    [
+        (JsonSchema('{"type":"nosuch"}'), ConstraintError, "input.constraint.json_schema"),
+        (Regex("("), ConstraintError, "input.constraint.regex"),
+        (JsonSchema('{"multipleOf":1000003}'), ConstraintTooLarge, "input.constraint.json_schema"),
+    ],
+)
+def test_a_refusal_crosses_with_its_kind_and_field(
+    workshop: IsolatedWorkshop, constraint: Constraint, kind: type[StructgenError], field: str
+) -> None:
+    error = fails(workshop, constraint)
+    assert type(error) is kind
+    assert error.field == field
+    assert_serves(workshop)
+
+
+def test_a_compile_beyond_its_time_is_killed_and_may_be_tried_again(
+    workshop: IsolatedWorkshop,
+) -> None:
+    began = time.monotonic()
+    error = fails(workshop, ENDLESS)
+    assert time.monotonic() - began < LIMITS.time_s + 1
+    assert (type(error), error.status) == (LimitExceeded, "RESOURCE_EXHAUSTED")
+    assert error.retryable
+    assert "compile_time_s, 0.7 s" in error.message
+    assert error.field == "input.constraint.regex"
+    assert_serves(workshop)
+
+
+def test_a_worker_that_cannot_end_itself_is_killed(workshop: IsolatedWorkshop) -> None:
+    stopper = while_it_compiles(workshop, signal.SIGSTOP)
+    error = fails(workshop, ENDLESS)
+    stopper.join()
+    assert "compile_time_s" in error.message
+    assert_serves(workshop)
+
+
+def test_a_crash_is_said_to_be_one(workshop: IsolatedWorkshop) -> None:
+    killer = while_it_compiles(workshop, signal.SIGABRT)
+    error = fails(workshop, ENDLESS)
+    killer.join()
+    assert type(error) is InternalError
+    assert "SIGABRT" in error.message
+    assert_serves(workshop)
+
+
+def test_a_worker_killed_from_outside_says_nothing_about_the_constraint(
+    workshop: IsolatedWorkshop,
+) -> None:
+    killer = while_it_compiles(workshop, signal.SIGKILL)
+    error = fails(workshop, ENDLESS)
+    killer.join()
+    assert type(error) is LimitExceeded
+    assert error.retryable
+    assert_serves(workshop)
+
+
+def while_it_compiles(workshop: IsolatedWorkshop, signal_number: int) -> threading.Timer:
+    """Send a signal to the worker that is busy in a third of its time."""
+
+    def send() -> None:
+        (busy,) = (one for one in workers() if one.status() == psutil.STATUS_RUNNING)
+        busy.send_signal(signal_number)
+
+    timer = threading.Timer(LIMITS.time_s / 3, send)
+    timer.start()
+    return timer
+
+
+def test_one_compile_does_not_wait_for_another_that_takes_long(
+    workshop: IsolatedWorkshop,
+) -> None:
+    slow = threading.Thread(target=fails, args=(workshop, ENDLESS))
+    slow.start()
+    assert_serves(workshop)
+    assert slow.is_alive()
+    slow.join()
+
+
+def test_workers_lost_while_idle_are_replaced(workshop: IsolatedWorkshop) -> None:
+    for worker in workers():
+        kill(worker.pid)
+    for _ in range(3):
+        assert_serves(workshop)
+
+
+def test_a_lost_template_is_replaced_when_it_is_needed(workshop: IsolatedWorkshop) -> None:
+    (template,) = templates()
+    kill(template.pid)
+    assert_serves(workshop)
+    fails(workshop, ENDLESS)
+    fails(workshop, ENDLESS)
+    assert_serves(workshop)
+
+
+def test_memory_is_limited_and_asking_again_does_not_help() -> None:
+    workshop = build(Limits(time_s=20.0, memory_bytes=32 << 20))
+    errors: list[StructgenError] = []
+    try:
+        error = fails(workshop, ENDLESS)
+        assert type(error) is ConstraintTooLarge
+        assert "compile_memory_bytes, 33554432 bytes" in error.message
+        assert_serves(workshop)
+        # While we are at it: closing ends what is running.
+        busy = threading.Thread(target=lambda: errors.append(fails(workshop, ENDLESS)))
+        busy.start()
+        time.sleep(0.05)
+    finally:
+        workshop.close()
+    busy.join(5)
+    assert isinstance(errors[0], LimitExceeded)
+    assert isinstance(fails(workshop, Choice(("late",))), LimitExceeded)
