@@ -154,3 +154,17 @@ def test_conformance_counts_what_becomes_of_a_folder_of_the_official_suite(tmp_p
     notable = sorted(line["what"] for line in of_case(lines, "notable"))
     assert notable[1] == "valid order only: groups 1"
     assert notable[0].startswith("refused: groups 2")
+
+
+def test_a_mixture_is_measured_with_every_row_under_a_mask(tmp_path: Path) -> None:
+    (line,) = of_case(run("mixture.py", "--schemas", str(tmp_path / "no")), "mixture")
+    assert (line["rows"], line["steps"]) == (2, 20)
+    assert 0 <= line["wait_share_mean"] <= line["wait_share_p999"] < 1
+    assert 0 < line["forward_ms"] < line["step_ms"]
+
+
+def test_cold_schemas_are_measured_in_pairs(tmp_path: Path) -> None:
+    (line,) = of_case(run("cold.py", "--schemas", str(tmp_path / "no")), "cold")
+    assert (line["n"], line["refused"]) == (4, 0)
+    assert line["compile_ms"] > 0
+    assert line["ratio"] > 0
