@@ -77,6 +77,7 @@ def obeys(text: str, assertion: Assertion) -> bool:
         ("uri-template", ["http://x/{a}/{?b,c*}", "{+path:3}"]),
         ("json-pointer", ["", "/a~1b/~0", "/"]),
         ("relative-json-pointer", ["0", "1/a", "2#"]),
+        ("regex", ["^[a-zA-Z0-9_]{3,16}$", r"^(\d+|\w*)\.[^.-]+$", "(a(b(?:c)?)){2}|", "a{2,}"]),
     ],
 )
 def test_common_examples_are_described(name: str, texts: list[str]) -> None:

@@ -66,11 +66,12 @@ def test_unknown_formats_are_annotations_and_known_ones_are_enforced() -> None:
     assert "color" not in prepare(json.dumps(schema), LLGUIDANCE).schema_text
 
 
-def test_a_format_without_an_expression_is_verified() -> None:
-    assert treatments({"type": "string", "format": "regex"}) == {
-        "/type": "enforced",
-        "/format": "verified",
-    }
+def test_of_values_that_may_have_a_format_or_not_those_are_left_that_do() -> None:
+    times = ["1998-12-31T23:59:60Z", "2024-02-30T00:00:00Z", "2024-02-29T00:00:00Z"]
+    schema = {"enum": [*times, 1], "format": "date-time"}
+    assert treatments(schema) == {"/enum": "enforced", "/format": "enforced"}
+    assert written(schema) == {"enum": [times[-1], 1]}
+    assert unenforced({"enum": times[:2], "format": "date-time"}) == ["/format"]
 
 
 def test_formats_that_xgrammar_must_be_trusted_with_are_verified() -> None:
@@ -185,6 +186,8 @@ def test_numbers_that_are_no_integers_cannot_be_said() -> None:
         ({"type": "integer", "multipleOf": 2, "maximum": 9}, ["/multipleOf"]),
         ({"type": "string", "pattern": "^a+$", "maxLength": 3}, ["/maxLength"]),
         ({"type": "string", "pattern": r"^\p{L}$"}, ["/pattern"]),
+        ({"type": "string", "format": "email", "maxLength": 9}, ["/format"]),
+        ({"type": "string", "format": "regex"}, ["/format"]),
         ({"type": "string", "pattern": "^(ab|ac)$"}, ["/pattern"]),
         (
             {"patternProperties": {"^a": {}}, "properties": {"b": {"type": "null"}}},

@@ -1,14 +1,16 @@
 """The formats that the validator knows, as expressions that a mask can follow.
 
 Each describes a subset of the format that leaves out only oddities (quoted local parts, leap
-seconds, hyphens in third and fourth place of a host's label): what is generated is valid.  A format
-without an expression is verified once the text is complete.  The others are annotations.
+seconds, hyphens in third and fourth place of a host's label, look-ahead): what is generated is
+valid.  The formats that are not here are annotations.
 """
 
 from __future__ import annotations
 
-from structgen.grammar.schema.assertions import Assertion, Interval, Length, Pattern
+from structgen.grammar.schema import patterns
+from structgen.grammar.schema.assertions import Assertion, Format, Interval, Length, Pattern
 from structgen.grammar.schema.report import Places
+from structgen.grammar.schema.values import JsonValue
 
 _YEAR = "[0-9]{4}"
 _LEAP = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
@@ -85,6 +87,23 @@ _N = "[0-9]{1,9}"
 _DURATION_TIME = f"T(?:{_N}H(?:{_N}M(?:{_N}S)?)?|{_N}M(?:{_N}S)?|{_N}S)"
 _DURATION_DATE = f"(?:{_N}Y(?:{_N}M(?:{_N}D)?)?|{_N}M(?:{_N}D)?|{_N}D)"
 
+
+def _regex(depth: int) -> str:
+    """Return the expression of expressions with groups nested so deep; what is counted in
+    groups is counted low, or the validator finds it too large."""
+    special = r"\^$.*+?()[\]{}|"
+    escape = rf"\\[dDwWsSnrtfv/{special}]"
+    span = "a-[b-z]|[a-y]-z|A-[B-Z]|[A-Y]-Z|0-[1-9]|[0-8]-9"
+    inside = rf"(?:[^\\\[\]^&~-]|{span}|\\[dDwWsSnrtfv.*+?()/{{}}|\\^$\[\]-])"
+    of_set = rf"\[\^?-?{inside}+-?\]"
+    ordered = "|".join(f"{low},[{low}-9]|{low}[0-9],[{low + 1}-9][0-9]" for low in range(1, 9))
+    ordered += "|0,[0-9]|[0-9],[1-9][0-9]|[1-9]?[0-9],(?:1[0-9][0-9]|2[0-4][0-9]|25[0-5])"
+    count = rf"\{{(?:[1-9]?[0-9],?|{ordered})\}}"
+    single = rf"(?:[^\\{special}]|\.|{escape}|{of_set})(?:[*+?]\??|{count})?"
+    group = rf"|\((?:\?:)?{_regex(depth - 1)}\)(?:[*+?]|\{{[0-3],?\}})?" if depth else ""
+    return rf"(?:{single}|[|^$]{group})*"
+
+
 EXPRESSIONS: dict[str, str] = {
     "date": _DATE,
     "time": _TIME,
@@ -103,22 +122,39 @@ EXPRESSIONS: dict[str, str] = {
     "iri-reference": f"{_IRI}|{_IRI_RELATIVE}",
     "uri-template": _TEMPLATE,
     "json-pointer": _POINTER,
+    "regex": _regex(depth=3),
     "relative-json-pointer": f"(?:0|[1-9][0-9]{{0,8}})(?:#|{_POINTER})",
 }
 
-KNOWN = frozenset(EXPRESSIONS) | {"regex"}
+KNOWN = frozenset(EXPRESSIONS)
+
+_MAX_TEXT = 2_000  # that an expression is tried on: automata are slow
 
 # A host's name has at most 253 characters; an address with one, and 64 before the "@", 254.
 _LONGEST = {"hostname": 253, "idn-hostname": 253, "email": 254, "idn-email": 254}
 
 
 def assertions(name: str, places: Places) -> list[Assertion]:
-    """Return what a mask can do for a known format; nothing: verify it at the end."""
-    if name not in EXPRESSIONS:
-        return []
+    """Return what describes the texts of a known format."""
     found: list[Assertion] = [Pattern(regex=f"^(?:{EXPRESSIONS[name]})$", places=places)]
     if "email" in name:
         found.append(Pattern(regex="^[^@]{1,64}@", places=places))
     if name in _LONGEST:
         found.append(Length(interval=Interval(0, _LONGEST[name]), places=places))
     return found
+
+
+def describes(form: Format, value: JsonValue) -> bool:
+    """Whether a value is known to have the format; one that is no string has every format."""
+    if not isinstance(value, str):
+        return True
+    return all(_obeys(assertion, value) for assertion in assertions(form.name, form.places))
+
+
+def _obeys(assertion: Assertion, text: str) -> bool:
+    match assertion:
+        case Pattern(regex=regex):
+            return len(text) <= _MAX_TEXT and patterns.found_in(regex, text) is True
+        case Length(interval=interval):
+            return interval.high is None or len(text) <= interval.high
+    raise AssertionError(assertion)

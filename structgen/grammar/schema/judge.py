@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from structgen.grammar.schema import fields as objects
-from structgen.grammar.schema import patterns
+from structgen.grammar.schema import formats, patterns
 from structgen.grammar.schema.assertions import (
     AnyOf,
     Assertion,
@@ -14,6 +14,7 @@ from structgen.grammar.schema.assertions import (
     Count,
     Elements,
     Fields,
+    Format,
     Interval,
     Length,
     Members,
@@ -157,10 +158,25 @@ def _text_holds(assertion: Assertion, value: str) -> Verdict:
             return _inside(len(value), interval)
         case Pattern(regex=regex):
             return patterns.found_in(regex, value) if len(value) <= MAX_TEXT else None
+        case Format():
+            # What is described is valid; what is not may be all the same.
+            return formats.describes(assertion, value) or None
     return _elsewhere(assertion)
 
 
-_ABOUT = (Range, Multiple, Length, Pattern, Count, Elements, Contains, Unique, Size, Required)
+_ABOUT = (
+    Range,
+    Multiple,
+    Length,
+    Pattern,
+    Format,
+    Count,
+    Elements,
+    Contains,
+    Unique,
+    Size,
+    Required,
+)
 
 
 def _elsewhere(assertion: Assertion) -> Verdict:

@@ -58,14 +58,18 @@ class Leaf:
         return options[0] if len(options) == 1 else {"anyOf": options}
 
     def _members(self, group: Group) -> JsonValue:
-        """Write an enumeration; what could not be told of its values is verified, or given up."""
+        """Write an enumeration.  Of values that may have a format or not, those are left that are
+        known to; what else could not be told of all of them is given up."""
         assert group.members is not None
+        values = [value.load() for value in group.members.values]
         for assertion in group:
             if isinstance(assertion, Format):
-                self.verified.update(dict.fromkeys(assertion.places))
+                described = [one for one in values if formats.describes(assertion, one)]
+                if not described:
+                    self.give_up(assertion.places)
+                values = described or values
             elif not isinstance(assertion, Types | Members):
                 self.give_up(assertion.places)
-        values = [value.load() for value in group.members.values]
         return {"const": values[0]} if len(values) == 1 else {"enum": values}
 
     def _types(self, group: Group, kinds: frozenset[Kind]) -> JsonObject:
@@ -114,12 +118,13 @@ class Leaf:
         about += [group.length] if group.length else []
         for form in group.formats:
             found = formats.assertions(form.name, form.places)
-            if found and all(map(self._takes, found)):
+            if all(map(self._takes, found)):
                 about += found
-                continue
-            self.verified.update(dict.fromkeys(form.places))
-            if form.name in self._dialect.formats and not about:
+            elif form.name in self._dialect.formats and not about:
+                self.verified.update(dict.fromkeys(form.places))
                 return {"format": form.name}
+            else:
+                self.give_up(form.places)
         return self._text(about)
 
     def _takes(self, assertion: Assertion) -> bool:
