@@ -13,6 +13,7 @@ import msgspec
 from structgen.errors import WireError
 from structgen.keywords import KeywordReport
 from structgen.logprobs import TokenLogprobs
+from structgen.marker import Marker
 from structgen.params import SamplingParams
 
 
@@ -37,7 +38,8 @@ class _Message(
 class EngineRequest(_Message, frozen=True):
     """A validated request.  arrival: seconds of `time.monotonic`, shared by both processes.
 
-    bad_sequences: the bad words and bad ids of the params as token ids.
+    bad_sequences: the bad words and bad ids of the params as token ids.  marker_id: the control
+    token that the params' constraint_after is; None: it is a text.
     """
 
     id: str
@@ -46,6 +48,12 @@ class EngineRequest(_Message, frozen=True):
     arrival: float
     priority: int = 0
     bad_sequences: list[list[int]] = []
+    marker_id: int | None = None
+
+    def marker(self) -> Marker | None:
+        """What the constraint waits for, if for anything."""
+        text = self.params.constraint_after
+        return Marker(text.encode(), self.marker_id) if text else None
 
 
 class Abort(_Message, frozen=True):

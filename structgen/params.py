@@ -20,6 +20,9 @@ MAX_LOGPROBS = 64
 MAX_BIASES = 4096
 MAX_BIAS = 1e4  # far above any logit, far below what overflows float32
 MAX_PENALTY = 100.0
+MAX_MARKER_CHARS = 64
+
+MARKER_FIELD = "input.constraint.options.after"
 
 
 class SamplingParams(
@@ -33,6 +36,8 @@ class SamplingParams(
     bad_words, bad_token_ids: never answered.  logprobs, prompt_logprobs: how many of the most
     likely tokens to report beside the one that is there; None reports nothing.
     close_within_budget: under a constraint, complete the text before a limit would cut it.
+    constraint_after: the answer is free until this marker, such as "</think>", and the constraint
+    begins right behind it; a marker that spells a control token is that token.
 
     Raises InvalidRequest: a value is outside its range, named with the limit.
     """
@@ -62,6 +67,7 @@ class SamplingParams(
     prompt_logprobs: int | None = None
     constraint_mass: bool = False
     close_within_budget: bool = True
+    constraint_after: str = ""
 
     @property
     def greedy(self) -> bool:
@@ -83,6 +89,7 @@ class SamplingParams(
         self._check_tokens()
         self._check_stops()
         self._check_report()
+        self._check_marker()
 
     def _check_lengths(self) -> None:
         if self.max_tokens is not None:
@@ -155,6 +162,16 @@ class SamplingParams(
             value = getattr(self, name)
             if value is not None:
                 _within(f"response.{name}", value, 0, MAX_LOGPROBS)
+
+    def _check_marker(self) -> None:
+        if not self.constraint_after:
+            return
+        length = len(self.constraint_after)
+        _within("constraint.options.after", length, 1, MAX_MARKER_CHARS, "length of the marker")
+        try:
+            self.constraint_after.encode()
+        except UnicodeEncodeError:
+            raise InvalidRequest("the marker holds a lone surrogate", field=MARKER_FIELD) from None
 
     def _check_stops(self) -> None:
         _within("stopping.stop", len(self.stop), 0, MAX_STOPS, "number of stop strings")

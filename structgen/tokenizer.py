@@ -146,6 +146,10 @@ class Tokenizer:
         """Return the id of a token as the vocabulary spells it."""
         return self._vocabulary.get(token)
 
+    def special_id_of(self, text: str) -> int | None:
+        """Return the id of the control token that is spelt like this, the lowest of several."""
+        return min((id for id, content in self._special.items() if content == text), default=None)
+
     @cached_property
     def _special_pattern(self) -> re.Pattern[str] | None:
         texts = set(self._special.values()) - {""}

@@ -50,6 +50,7 @@ class Request:
         "leader",
         "limit",
         "limit_reason",
+        "marker",
         "matcher",
         "message_id",
         "min_length",
@@ -92,6 +93,7 @@ class Request:
         self.filter: TokenFilter | None = None
         self.budget: Budget | None = None
         self.closed = False  # completed because a limit came near
+        self.marker = message.marker()
         self.bad_sequences = message.bad_sequences
         self.prompt_logprobs: list[TokenLogprobs | None] = []
         self.compiling = params.constraint is not None

@@ -16,6 +16,7 @@ import msgspec
 
 from structgen.frontend.detokenizer import Detokenizer
 from structgen.frontend.stops import StopScanner
+from structgen.marker import Marker
 from structgen.messages import EngineOutput, FinishReason
 from structgen.params import MAX_STOP_CHARS, SamplingParams
 
@@ -32,8 +33,9 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
 
     stop_id, stop_string: what ended it; neither is part of the answer (unless `include_stop`).
     detail: which masks left nothing, when the reason is DEAD_END.  verified: an independent
-    validator agrees that the text obeys the constraint.  closed_by_budget: its last tokens were
-    chosen to complete it before a limit cut it.
+    validator agrees that the text obeys the constraint.  constraint_start: where in the text the
+    constraint begins, in UTF-8 bytes, if it waited for a marker and that came.  closed_by_budget:
+    its last tokens were chosen to complete it before a limit cut it.
     """
 
     reason: FinishReason
@@ -43,6 +45,11 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
     verified: bool = False
     closed_by_budget: bool = False
+    constraint_start: int | None = None
+
+    def constrained(self, text: str) -> str:
+        """Return the part of the answer's text that the constraint speaks of."""
+        return text.encode()[self.constraint_start :].decode() if self.constraint_start else text
 
 
 class Piece(NamedTuple):
@@ -57,13 +64,42 @@ class Piece(NamedTuple):
     finish: Finish | None
 
 
+class Opening:
+    """Looks for the marker behind which the constraint begins.
+
+    start: the length of the text up to there, in bytes of UTF-8, once it was found.
+    """
+
+    __slots__ = ("_marker", "_num_bytes", "_state", "_token_bytes", "start")
+
+    def __init__(self, marker: Marker, token_bytes: Sequence[bytes]) -> None:
+        self._marker = marker
+        self._token_bytes = token_bytes
+        self._state = 0
+        self._num_bytes = 0
+        self.start: int | None = None
+
+    def read(self, id: int, piece: str) -> None:
+        """piece: the text that the token completes."""
+        if self.start is not None:
+            return
+        self._num_bytes += len(piece.encode())
+        self._state, _ = self._marker.after(self._state, id, self._token_bytes[id])
+        if self._state == self._marker.end:
+            self.start = self._num_bytes
+
+
 class Answer:
     """The answer of one sample as far as it has come."""
 
-    __slots__ = ("_complete_at", "_detokenizer", "_num_ids", "_params", "_scanner")
+    __slots__ = ("_complete_at", "_detokenizer", "_num_ids", "_opening", "_params", "_scanner")
 
-    def __init__(self, params: SamplingParams, token_bytes: Sequence[bytes]) -> None:
+    def __init__(
+        self, params: SamplingParams, token_bytes: Sequence[bytes], marker: Marker | None = None
+    ) -> None:
+        """marker: what the constraint waits for."""
         self._params = params
+        self._opening = Opening(marker, token_bytes) if marker is not None else None
         self._detokenizer = Detokenizer(token_bytes)
         self._scanner = StopScanner(params.stop, params.include_stop) if params.stop else None
         self._num_ids = 0
@@ -81,13 +117,22 @@ class Answer:
     def _push(self, new_ids: list[int]) -> tuple[str, list[int]]:
         """Return the text that is certain now, and the ids that count."""
         if self._scanner is None:
-            return self._detokenizer.push(new_ids), new_ids
+            return self._decode(new_ids), new_ids
         pieces: list[str] = []
         for count, id in enumerate(new_ids, 1):
-            pieces.append(self._scan(self._scanner, self._detokenizer.push((id,))))
+            pieces.append(self._scan(self._scanner, self._decode((id,))))
             if self._scanner.matched is not None:
                 return "".join(pieces), new_ids[:count]
         return "".join(pieces), new_ids
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        opening = self._opening
+        if opening is None or opening.start is not None:
+            return self._detokenizer.push(ids)
+        pieces = [self._detokenizer.push((id,)) for id in ids]
+        for id, piece in zip(ids, pieces, strict=True):
+            opening.read(id, piece)
+        return "".join(pieces)
 
     def _scan(self, scanner: StopScanner, piece: str) -> str:
         self._num_ids += 1
@@ -109,6 +154,7 @@ class Answer:
                 reason=FinishReason.STOP_STRING,
                 constraint_status=self._status(scanner.released in self._complete_at),
                 stop_string=scanner.matched,
+                constraint_start=self._constraint_start,
             )
         if output.finish is None:
             return None
@@ -119,7 +165,12 @@ class Answer:
             stop_id=output.stop_id,
             detail=output.detail,
             closed_by_budget=output.closed,
+            constraint_start=self._constraint_start,
         )
+
+    @property
+    def _constraint_start(self) -> int | None:
+        return self._opening.start if self._opening is not None else None
 
     def _status(self, complete: bool) -> ConstraintStatus:
         if self._params.constraint is None:

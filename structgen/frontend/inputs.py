@@ -19,7 +19,7 @@ from structgen.errors import InvalidRequest
 from structgen.frontend import bad_words
 from structgen.frontend.choices import ChoiceFilter
 from structgen.messages import EngineRequest, ModelInfo
-from structgen.params import SamplingParams
+from structgen.params import MARKER_FIELD, SamplingParams
 from structgen.tokenizer import ChatMessage, Tokenizer
 
 Prompt = str | list[int] | list[ChatMessage]
@@ -105,6 +105,7 @@ class InputProcessor:
         self._check_token_ids(input.params)
         self._check_stop_ids(input.params)
         params = self._choices.apply(input.params)
+        marker_id = self._marker_id(params)
         return EngineRequest(
             id=input.request_id or new_request_id(),
             prompt_ids=self._encode(input.prompt, input.special_tokens),
@@ -114,6 +115,7 @@ class InputProcessor:
             bad_sequences=bad_words.bad_sequences(
                 params.bad_words, params.bad_token_ids, self._tokenizer
             ),
+            marker_id=marker_id,
         )
 
     def _check_token_ids(self, params: SamplingParams) -> None:
@@ -133,6 +135,26 @@ class InputProcessor:
                 f"{sorted(stop_ids)}",
                 field="input.sampling.bad_token_ids",
             )
+
+    def _marker_id(self, params: SamplingParams) -> int | None:
+        """Return the control token that `constraint_after` is; None: it is a text, or not given."""
+        if params.constraint_after and params.constraint is None:
+            raise InvalidRequest(
+                "constraint_after applies to a constraint, got none", field=MARKER_FIELD
+            )
+        id = self._tokenizer.special_id_of(params.constraint_after)
+        if id is None:
+            return None
+        ends = id in self._eos_ids or id in params.stop_token_ids
+        banned = params.allowed_token_ids and id not in params.allowed_token_ids
+        if ends or banned or id in params.bad_token_ids:
+            reason = "ends the answer" if ends else "is not allowed in the answer"
+            raise InvalidRequest(
+                f"constraint_after must be a marker that can come, but {params.constraint_after!r} "
+                f"is the token {id}, which {reason}",
+                field=MARKER_FIELD,
+            )
+        return id
 
     def _encode(self, prompt: Prompt, special: bool) -> list[int]:
         if isinstance(prompt, str):

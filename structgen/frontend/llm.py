@@ -255,7 +255,9 @@ class _Request:
 
     def _sample(self, answer: RequestOutput, judge: Judge) -> GenerationResult:
         if isinstance(self._constraint, Verifiable) and is_complete(answer):
-            answer = judge.judge(answer, answer.text, self._constraint)
+            assert answer.finish is not None
+            text = answer.finish.constrained(answer.text)
+            answer = judge.judge(answer, text, self._constraint)
         return GenerationResult(**msgspec.structs.asdict(answer), error=self._error)
 
 

@@ -162,10 +162,14 @@ def params(given: Namespace) -> SamplingParams:
     values = {name: vars(given)[name] for name in (*SCALARS, *FLAGS, *LISTS)}
     values = {name: value for name, value in values.items() if value is not None}
     lists = {name: tuple(values[name]) for name in LISTS if name in values}
+    constraint = _constraint(given)
+    if given.constraint_after and constraint is None:
+        raise InvalidRequest("--constraint-after applies to a constraint, got none")
     return SamplingParams(
         **values | lists,
-        constraint=_constraint(given),
+        constraint=constraint,
         close_within_budget=given.truncation == "close",
+        constraint_after=given.constraint_after,
     )
 
 
@@ -198,6 +202,12 @@ def add_constraint(parser: ArgumentParser) -> None:
         choices=["close", "mark"],
         default="close",
         help="when a limit comes near: complete the answer (default), or cut and mark it",
+    )
+    group.add_argument(
+        "--constraint-after",
+        metavar="TEXT",
+        default="",
+        help="leave the answer free until this marker, such as </think>",
     )
     group.add_argument(
         "--best-effort",

@@ -121,7 +121,10 @@ class OutputProcessor:
         assert request.id not in self._requests, f"engine id {request.id!r} is in use"
         self._requests[request.id] = _Request(
             request_id,
-            {index: Answer(request.params, self._token_bytes) for index in range(request.params.n)},
+            {
+                index: Answer(request.params, self._token_bytes, request.marker())
+                for index in range(request.params.n)
+            },
             Meter(request, self._clock),
         )
 

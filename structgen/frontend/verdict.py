@@ -57,12 +57,14 @@ class Texts:
         self._parts: dict[int, list[str]] = {}  # by index
 
     def whole(self, piece: RequestOutput) -> str | None:
-        """Take in a piece.  With the last one of a complete answer, return all of its text."""
+        """Take in a piece.  With the last one of a complete answer, return what is to be judged:
+        all of its text that the constraint speaks of.
+        """
         self._parts.setdefault(piece.index, []).append(piece.text)
         if piece.finish is None:
             return None
         text = "".join(self._parts.pop(piece.index))
-        return text if is_complete(piece) else None
+        return piece.finish.constrained(text) if is_complete(piece) else None
 
 
 def is_complete(piece: RequestOutput) -> bool:

@@ -69,6 +69,16 @@ class Matcher(ABC):
             return False
         return copy.accepting
 
+    @property
+    def num_free(self) -> int:
+        """How many tokens were accepted before the constraint began."""
+        return 0
+
+    @property
+    def lead_in(self) -> list[int]:
+        """Tokens that lead to where the constraint begins; none where it has begun."""
+        return []
+
     @abstractmethod
     def fork(self) -> Matcher:
         """Return an independent matcher in the same place (takes longer for longer texts)."""

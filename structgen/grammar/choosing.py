@@ -68,7 +68,7 @@ class Backends:
     """The libraries over one vocabulary, each built when first wanted.  Thread-safe."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._built: dict[str, GrammarBackend] = {}
         # What is in use: one grammar for all constraints that come to the same recipe.
         self._compiled: WeakValueDictionary[tuple[str, Constraint], CompiledConstraint] = (
@@ -82,7 +82,7 @@ class Backends:
         with self._lock:
             backend = self._built.get(name)
             if backend is None:
-                backend = self._built[name] = build_backend(name, self._vocabulary)
+                backend = self._built[name] = build_backend(name, self.vocabulary)
             return backend
 
     def warm_up(self) -> None:

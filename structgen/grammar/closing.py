@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from structgen.grammar import bitmask
+from structgen.grammar import bitmask, gate
 from structgen.grammar.base import GrammarBackend, GrammarError, Matcher, Vocabulary
 from structgen.grammar.endings import Patterns, endings
 
@@ -56,6 +56,12 @@ class Exit(msgspec.Struct, frozen=True):
     is_json: bool
     shortest: list[int] | None = None
 
+    def behind(self, lead_in: list[int]) -> Exit:
+        """Return the same for texts that these tokens lead in."""
+        if self.shortest is None:
+            return self
+        return msgspec.structs.replace(self, shortest=lead_in + self.shortest)
+
 
 class Walk:
     """A copy of a matcher to be tried out.
@@ -87,7 +93,12 @@ class Walk:
 
     @property
     def output(self) -> list[int]:
-        return self._tokens[self._num_prompt :]
+        """The tokens that the constraint speaks of."""
+        return self._tokens[self._num_prompt + self._matcher.num_free :]
+
+    @property
+    def lead_in(self) -> list[int]:
+        return self._matcher.lead_in
 
     @property
     def accepting(self) -> bool:
@@ -100,7 +111,7 @@ class Walk:
         """
         self.num_masks += 1
         self._row[:] = 0
-        self._backend.fill([self._matcher], self._row, [0])
+        gate.fill(self._backend, [self._matcher], self._row, [0])
         row: bitmask.Words = self._row[0]
         row &= self._full
         if self._restrict is not None:
@@ -118,9 +129,9 @@ class Walk:
 
     def is_led_out(self, way: Sequence[int]) -> bool:
         """Whether these tokens are legal and complete the text; leaves the walk where it was."""
-        return self._matcher.is_completed_by(way) and self._is_open(way)
+        return self._matcher.is_completed_by(way) and self.is_open(way)
 
-    def _is_open(self, way: Sequence[int]) -> bool:
+    def is_open(self, way: Sequence[int]) -> bool:
         """Whether nothing besides the grammar rules out one of these tokens."""
         if self._restrict is None:
             return True
@@ -163,10 +174,21 @@ class Closer:
         """
         if walk.accepting:
             return []
+        if lead_in := walk.lead_in:
+            return self._way_in_and_out(walk, lead_in, budget)
         try:
             return _Search(self, walk).run(budget)
         except GrammarError:
             return None
+
+    def _way_in_and_out(self, walk: Walk, lead_in: list[int], budget: int) -> list[int] | None:
+        """Complete a text that is still in front of a gate."""
+        if len(lead_in) > budget or not walk.is_open(lead_in):
+            return None
+        walk.accept(*lead_in)
+        rest = self.way_out(walk, budget - len(lead_in))
+        walk.back(len(lead_in))
+        return None if rest is None else lead_in + rest
 
     def forced(self, words: bitmask.Words) -> int | None:
         """Return the token that begins with every other one that is allowed.

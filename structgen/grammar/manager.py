@@ -18,14 +18,16 @@ import numpy as np
 
 from structgen.constraints import Constraint
 from structgen.errors import InternalError, StructgenError
-from structgen.grammar import bitmask
+from structgen.grammar import bitmask, gate
 from structgen.grammar.base import GrammarBackend, GrammarError, Matcher
 from structgen.grammar.budget import Budget
 from structgen.grammar.choosing import Backends
 from structgen.grammar.closing import Walk
 from structgen.grammar.compiler import Compiled, Compiler
 from structgen.grammar.filters import TokenFilter
+from structgen.grammar.gate import GatedMatcher, Gates
 from structgen.grammar.workshop import LocalWorkshop, Workshop
+from structgen.marker import Marker
 from structgen.messages import ConstraintInfo
 from structgen.params import SamplingParams
 from structgen.plan import TokenBitmask
@@ -41,6 +43,7 @@ class Constrained(Protocol):
     budget: Budget | None
     id: str
     params: SamplingParams
+    marker: Marker | None
     bad_sequences: list[list[int]]
     num_prompt: int
     stop_ids: frozenset[int]
@@ -88,6 +91,7 @@ class GrammarManager:
             max_entries=cache_entries,
             max_pending=queue_length,
         )
+        self._gates = Gates(backends.vocabulary)
         self._waiting: dict[Constraint, list[Constrained]] = {}
         self._stop_sets: dict[frozenset[int], bitmask.TokenSet] = {}
         self._words = bitmask.allocate(1, vocab_size)
@@ -231,8 +235,11 @@ class GrammarManager:
                 raise error
             raise InternalError(f"compiling the constraint failed: {error}")
         request.matcher = compiled.chosen.grammar.new_matcher()
-        request.compiling = False
         exit = compiled.chosen.exit
+        if request.marker is not None:
+            request.matcher = GatedMatcher(self._gates.get(request.marker), request.matcher)
+            exit = exit and exit.behind(request.matcher.lead_in)
+        request.compiling = False
         if request.params.close_within_budget and exit is not None:
             request.budget = Budget(exit, request.limit - len(request.tokens))
         request.constraint_info = ConstraintInfo(
@@ -283,7 +290,7 @@ class GrammarManager:
     ) -> list[Casualty]:
         """Fill rows of one library.  If it fails, find out for which row, one by one."""
         try:
-            backend.fill([_matcher_of(requests[row]) for row in rows], words, rows)
+            gate.fill(backend, [_matcher_of(requests[row]) for row in rows], words, rows)
         except Exception as error:
             if len(rows) > 1:
                 return [
@@ -325,7 +332,7 @@ class GrammarManager:
         assert request.matcher is not None
         self._scratch[:] = 0
         backend = self._backends.get(_backend_of(request))
-        backend.fill([request.matcher], self._scratch, [0])
+        gate.fill(backend, [request.matcher], self._scratch, [0])
         row = self._scratch[0] & self._full
         self._stop_set(request.stop_ids).ban(row)
         if row.any():

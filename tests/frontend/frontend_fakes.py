@@ -12,6 +12,7 @@ from structgen.tokenizer import ChatMessage
 BYTES = [bytes([value]) for value in range(256)]
 WORDS = [b"", b"five", b" six", b"DEF", b"HI", "€".encode(), "é".encode()[:1], b"\n\n", b"ab"]
 EOS = 256
+TOOL = 0
 TOKEN_BYTES = BYTES + WORDS
 WORD_IDS = {word: 256 + index for index, word in enumerate(WORDS)}
 
@@ -29,6 +30,9 @@ class ToyTokenizer:
             head, marker, tail = text.partition("<eos>")
             return [*head.encode(), *([EOS] if marker else []), *tail.encode()]
         return list(text.encode())
+
+    def special_id_of(self, text: str) -> int | None:
+        return {"<eos>": EOS, "<tool>": TOOL}.get(text)
 
     def encode_chat(
         self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True

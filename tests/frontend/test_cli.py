@@ -178,7 +178,7 @@ def test_every_sampling_option_can_be_given() -> None:
         ignore_eos=True, constraint_mass=True, close_within_budget=False,
     )  # fmt: skip
     assert FakeLLM.asked[1] == expected
-    for name in set(SamplingParams.__struct_fields__) - {"constraint"}:
+    for name in set(SamplingParams.__struct_fields__) - {"constraint", "constraint_after"}:
         assert getattr(expected, name) != getattr(SamplingParams(), name), name
 
 
@@ -257,9 +257,20 @@ def test_constraints_can_be_given(arguments: list[str], constraint: object, tmp_
 
 
 @pytest.mark.usefixtures("offline")
+def test_a_constraint_may_wait_for_a_marker() -> None:
+    assert cli.main(["generate", "--regex", "a", "--constraint-after", "</think>"]) == 0
+    assert FakeLLM.asked[1].constraint_after == "</think>"
+
+
+@pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize(
     "arguments",
-    [LLGUIDANCE, ["--best-effort"], ["--regex", "a", "--best-effort"]],
+    [
+        ["--constraint-after", "</think>"],
+        LLGUIDANCE,
+        ["--best-effort"],
+        ["--regex", "a", "--best-effort"],
+    ],
 )
 def test_an_option_that_applies_to_nothing_is_refused(
     arguments: list[str], capsys: pytest.CaptureFixture[str]

@@ -173,7 +173,7 @@ def test_everything_survives_the_wire(prompt: str | list[int] | list[ChatMessage
             constraint_mass=True,
         ),
     )
-    of_constraints = {"constraint", "close_within_budget"}
+    of_constraints = {"constraint", "close_within_budget", "constraint_after"}
     for name in set(SamplingParams.__struct_fields__) - of_constraints:
         assert getattr(given.params, name) != getattr(SamplingParams(), name), name
     assert convert.from_wire(convert.to_wire(given)) == given
@@ -184,6 +184,21 @@ def test_what_no_wire_can_carry_is_refused_by_the_client() -> None:
         convert.to_wire(GenerationInput(prompt=[-1]))
     with pytest.raises(InvalidRequest):
         convert.to_wire(GenerationInput(prompt="\ud800"))
+
+
+@pytest.mark.parametrize("marker", ["", "</think>", "é\n"])
+def test_the_marker_before_a_constraint_survives_the_wire(marker: str) -> None:
+    params = SamplingParams(constraint=Regex("a"), constraint_after=marker)
+    given = GenerationInput(prompt="hi", params=params)
+    assert convert.from_wire(convert.to_wire(given)) == given
+
+
+def test_a_marker_that_is_too_long_is_refused() -> None:
+    options = constraint_pb2.ConstraintOptions(after="x" * 65)
+    given = message(constraint=constraint_pb2.Constraint(regex="a", options=options))
+    error = refusal(given)
+    assert error.field == "input.constraint.options.after"
+    assert "must be in [1, 64], got 65" in error.message
 
 
 @pytest.mark.parametrize("closes", [True, False])

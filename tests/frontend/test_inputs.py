@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from frontend_fakes import EOS, ToyTokenizer, model_info
+from frontend_fakes import EOS, TOOL, ToyTokenizer, model_info
 
-from structgen.constraints import Choice
+from structgen.constraints import Choice, Regex
 from structgen.errors import InvalidRequest
 from structgen.frontend.inputs import GenerationInput, InputProcessor, num_chars
 from structgen.messages import EngineRequest
@@ -208,3 +208,39 @@ def test_num_chars_counts_what_there_is_to_encode():
     assert num_chars(GenerationInput(prompt=[ChatMessage("user", "hi")])) == 6
     words = SamplingParams(bad_words=("x" * 100,) * 256)
     assert num_chars(GenerationInput(prompt="abc", params=words)) > 2 * 256 * 100
+
+
+# ---- markers
+
+
+def test_a_marker_that_spells_a_control_token_is_that_token():
+    def marker_of(text, **fields):
+        params = SamplingParams(constraint=Regex("a"), constraint_after=text, **fields)
+        return process(prompt="x", params=params).marker()
+
+    text = marker_of("</think>")
+    assert (text.text, text.token) == (b"</think>", None)
+    assert marker_of("") is None
+    control = marker_of("<tool>")
+    assert (control.text, control.token) == (b"<tool>", TOOL)
+
+
+@pytest.mark.parametrize(
+    ("marker", "fields", "says"),
+    [
+        ("<eos>", {}, "is the token 256, which ends the answer"),
+        ("<tool>", {"stop_token_ids": (TOOL,)}, "which ends the answer"),
+        ("<tool>", {"bad_token_ids": (TOOL,)}, "which is not allowed in the answer"),
+        ("<tool>", {"allowed_token_ids": (1, EOS)}, "which is not allowed in the answer"),
+    ],
+)
+def test_a_marker_that_cannot_come_is_refused(marker, fields, says):
+    params = SamplingParams(constraint=Regex("a"), constraint_after=marker, **fields)
+    with pytest.raises(InvalidRequest, match=says) as refusal:
+        process(prompt="x", params=params)
+    assert refusal.value.field == "input.constraint.options.after"
+
+
+def test_a_marker_needs_a_constraint():
+    with pytest.raises(InvalidRequest, match="applies to a constraint"):
+        process(prompt="x", params=SamplingParams(constraint_after="</think>"))

@@ -178,6 +178,17 @@ def test_complete_json_is_judged_answer_by_answer():
     ]
 
 
+def test_only_what_is_behind_the_marker_is_judged():
+    params = SamplingParams(constraint=JsonObject(), constraint_after="/>")
+    results = llm(FakeStepClient(completing)).generate(
+        ['{/>{"a": 1}', "{/>[]"], params, use_tqdm=False
+    )
+    assert [(r.finish.constraint_status, r.finish.verified) for r in results] == [
+        (ConstraintStatus.COMPLETE, True),
+        (ConstraintStatus.VIOLATED, False),
+    ]
+
+
 def test_a_choice_keeps_its_backend_when_an_option_is_left_out():
     client = FakeStepClient()
     choice = Choice(("yes", "no"), backend=Backend.XGRAMMAR)

@@ -10,7 +10,7 @@ from frontend_fakes import EOS, TOKEN_BYTES, WORD_IDS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from structgen.constraints import JsonObject
+from structgen.constraints import JsonObject, Regex
 from structgen.errors import ConstraintError, InternalError, to_wire
 from structgen.frontend.answer import ConstraintStatus
 from structgen.frontend.logprobs import PositionLogprobs, TokenLogprob
@@ -410,3 +410,34 @@ def test_log_probabilities_of_the_prompt_come_once_and_begin_with_nothing():
     assert whole.prompt_logprobs[0] is None
     assert [p.token.token_id for p in whole.prompt_logprobs if p is not None] == [2, 3]
     assert whole.logprobs == []
+
+
+# ---- markers
+
+
+@pytest.mark.parametrize("sizes", [[1] * 9, [9], [2, 3, 4], [4, 5]])
+def test_the_place_where_the_constraint_begins_is_found(sizes: list[int]) -> None:
+    params = SamplingParams(constraint=Regex("[0-9]+"), constraint_after="/>")
+    whole = answer(params, group(list("é<//>1/>".encode()), sizes))
+    assert whole.finish is not None
+    assert whole.finish.constraint_start == len("é<//>".encode())
+    assert whole.finish.constrained(whole.text) == "1/>"
+
+
+def test_a_control_token_may_be_the_marker() -> None:
+    params = SamplingParams(constraint=Regex("[0-9]+"), constraint_after="<tool>")
+    outputs = OutputProcessor(TOKEN_BYTES)
+    outputs.add(EngineRequest("e", [1], params, arrival=0.0, marker_id=EOS), "r")
+    [piece] = outputs.process([EngineOutput("e", [97, EOS, 49], FinishReason.STOP)]).outputs
+    assert piece.finish is not None
+    assert piece.text == "a1"
+    assert piece.finish.constrained(piece.text) == "1"
+
+
+@pytest.mark.parametrize("stop", [(), ("z",)])
+def test_a_marker_that_did_not_come_leaves_no_place(stop: tuple[str, ...]) -> None:
+    params = SamplingParams(constraint=Regex("a"), constraint_after="/>", stop=stop)
+    whole = answer(params, [EngineOutput("e", list(b"a/z"), FinishReason.MAX_TOKENS)])
+    assert whole.finish is not None
+    assert whole.finish.constraint_start is None
+    assert whole.finish.constraint_status is ConstraintStatus.INCOMPLETE

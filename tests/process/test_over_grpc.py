@@ -1,6 +1,7 @@
 """The same request gives the same answer in process and over gRPC, beside others."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -40,6 +41,9 @@ REQUESTS: list[tuple[SamplingParams, Constraint | None]] = [
         None,
     ),
 ]
+REQUESTS.append(
+    (SamplingParams(temperature=0.8, seed=6, max_tokens=60, constraint_after="</think>"), SCHEMA)
+)
 
 
 def test_a_request_has_one_answer_in_process_and_over_grpc() -> None:
@@ -73,6 +77,12 @@ def test_a_request_has_one_answer_in_process_and_over_grpc() -> None:
     assert here[3].finish is not None
     assert here[3].finish.constraint_status is ConstraintStatus.COMPLETE
     assert here[3].finish.verified
+    finish, theirs_behind = here[5].finish, there[5]
+    assert finish is not None
+    assert finish.verified
+    assert here[5].text.partition("</think>")[2] == finish.constrained(here[5].text)
+    assert theirs_behind.constraint_start == finish.constraint_start
+    assert theirs_behind.parsed == json.loads(finish.constrained(here[5].text))
     logprobs = [position.token.logprob for position in here[4].logprobs]
     assert len(logprobs) == len(here[4].token_ids) > 0
     assert [position.token.logprob for position in there[4].logprobs] == pytest.approx(

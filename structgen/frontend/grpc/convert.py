@@ -175,6 +175,7 @@ def _params(message: generation_pb2.GenerationInput) -> SamplingParams:
         time_limit_s=_seconds(message.time_limit) if message.HasField("time_limit") else None,
         constraint=_constraint(message.constraint) if message.HasField("constraint") else None,
         close_within_budget=_option(message.constraint.options, "truncation", _CLOSES),
+        constraint_after=message.constraint.options.after,
     )
 
 
@@ -322,6 +323,8 @@ def _put_params(params: SamplingParams, message: generation_pb2.GenerationInput)
         message.time_limit.FromNanoseconds(round(params.time_limit_s * 1e9))
     if params.constraint is not None and not params.close_within_budget:
         message.constraint.options.truncation = constraint_pb2.TRUNCATION_MARK
+    if params.constraint_after:
+        message.constraint.options.after = params.constraint_after
 
 
 def _put_constraint(constraint: Constraint, message: constraint_pb2.Constraint) -> None:

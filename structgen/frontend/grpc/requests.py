@@ -55,6 +55,8 @@ class Completion(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     verified: the server's validator, independent of what enforces the constraint, agrees that it
     does; `constraint` says what became of the keywords of a schema.
     closed_by_budget: the last tokens were chosen to complete the text before a limit cut it.
+    constraint_start: where in the text the constraint begins, in bytes of UTF-8, if it waited for a
+    marker (`constraint_after`) and that came; `parsed` is of what is behind.
     logprobs, by token, and prompt_logprobs, by token of the prompt with None for the first, are
     there if asked for.  others: the answers of index 1 and up, if n was above 1; `samples` are all.
     usage and timings are those of the request, the same in all.
@@ -68,6 +70,7 @@ class Completion(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     constraint_status: ConstraintStatus
     verified: bool
     closed_by_budget: bool
+    constraint_start: int | None
     token_ids: list[int]
     logprobs: list[PositionLogprobs]
     prompt_logprobs: list[PositionLogprobs | None]
@@ -136,16 +139,17 @@ class Request:
     def _completion(self, answer: RequestOutput) -> Completion[object]:
         finish = answer.finish
         assert finish is not None
-        complete = finish.constraint_status is ConstraintStatus.COMPLETE
+        parses = self._is_json and finish.constraint_status is ConstraintStatus.COMPLETE
         return Completion(
             request_id=answer.request_id,
             index=answer.index,
             text=answer.text,
-            parsed=self._parse(answer.text) if self._is_json and complete else None,
+            parsed=self._parse(finish.constrained(answer.text)) if parses else None,
             finish_reason=finish.reason,
             constraint_status=finish.constraint_status,
             verified=finish.verified,
             closed_by_budget=finish.closed_by_budget,
+            constraint_start=finish.constraint_start,
             token_ids=answer.token_ids,
             logprobs=answer.logprobs,
             prompt_logprobs=answer.prompt_logprobs,

@@ -139,6 +139,7 @@ def _completion(output: RequestOutput) -> generation_pb2.Completion:
         verified=finish.verified,
         closed_by_budget=finish.closed_by_budget,
         detail=finish.detail,
+        constraint_start=finish.constraint_start,
     )
     if finish.stop_id is not None:
         completion.stop_token_id = finish.stop_id
@@ -302,6 +303,9 @@ def _finish_back(completion: generation_pb2.Completion) -> Finish:
         detail=completion.detail,
         verified=completion.verified,
         closed_by_budget=completion.closed_by_budget,
+        constraint_start=(
+            completion.constraint_start if completion.HasField("constraint_start") else None
+        ),
     )
 
 

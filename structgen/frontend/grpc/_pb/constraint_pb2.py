@@ -25,23 +25,23 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dstructgen/v1/constraint.proto\x12\x0cstructgen.v1\x1a\x1egoogle/protobuf/duration.proto\"\x8a\x02\n\nConstraint\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12(\n\x07grammar\x18\x04 \x01(\x0b\x32\x15.structgen.v1.GrammarH\x00\x12&\n\x06\x63hoice\x18\x05 \x01(\x0b\x32\x14.structgen.v1.ChoiceH\x00\x12\x18\n\x0estructural_tag\x18\x06 \x01(\tH\x00\x12\x17\n\rconstraint_id\x18\x07 \x01(\tH\x00\x12\x30\n\x07options\x18\x08 \x01(\x0b\x32\x1f.structgen.v1.ConstraintOptionsB\x06\n\x04kind\"\x9c\x01\n\x07Grammar\x12,\n\x06syntax\x18\x01 \x01(\x0e\x32\x1c.structgen.v1.Grammar.Syntax\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\troot_rule\x18\x03 \x01(\t\"B\n\x06Syntax\x12\x16\n\x12SYNTAX_UNSPECIFIED\x10\x00\x12\x0f\n\x0bSYNTAX_EBNF\x10\x01\x12\x0f\n\x0bSYNTAX_LARK\x10\x02\"\x19\n\x06\x43hoice\x12\x0f\n\x07options\x18\x01 \x03(\t\"\xfe\x01\n\x11\x43onstraintOptions\x12&\n\x07\x62\x61\x63kend\x18\x01 \x01(\x0e\x32\x15.structgen.v1.Backend\x12\x34\n\x0bunsupported\x18\x02 \x01(\x0e\x32\x1f.structgen.v1.UnsupportedPolicy\x12,\n\nwhitespace\x18\x03 \x01(\x0e\x32\x18.structgen.v1.Whitespace\x12,\n\ntruncation\x18\x04 \x01(\x0e\x32\x18.structgen.v1.Truncation\x12/\n\x0cjump_forward\x18\x05 \x01(\x0e\x32\x19.structgen.v1.JumpForward\"\xbf\x01\n\x0e\x43onstraintInfo\x12&\n\x07\x62\x61\x63kend\x18\x01 \x01(\x0e\x32\x15.structgen.v1.Backend\x12-\n\x08keywords\x18\x02 \x03(\x0b\x32\x1b.structgen.v1.KeywordReport\x12/\n\x0c\x63ompile_time\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06\x63\x61\x63hed\x18\x04 \x01(\x08\x12\x15\n\rconstraint_id\x18\x05 \x01(\t\"\xfa\x01\n\rKeywordReport\x12\x14\n\x0cjson_pointer\x18\x01 \x01(\t\x12\x0f\n\x07keyword\x18\x02 \x01(\t\x12\x38\n\ttreatment\x18\x03 \x01(\x0e\x32%.structgen.v1.KeywordReport.Treatment\"\x87\x01\n\tTreatment\x12\x19\n\x15TREATMENT_UNSPECIFIED\x10\x00\x12\x16\n\x12TREATMENT_ENFORCED\x10\x01\x12\x16\n\x12TREATMENT_VERIFIED\x10\x02\x12\x18\n\x14TREATMENT_ANNOTATION\x10\x03\x12\x15\n\x11TREATMENT_IGNORED\x10\x04*}\n\x07\x42\x61\x63kend\x12\x17\n\x13\x42\x41\x43KEND_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x42\x41\x43KEND_AUTO\x10\x01\x12\x14\n\x10\x42\x41\x43KEND_XGRAMMAR\x10\x02\x12\x16\n\x12\x42\x41\x43KEND_LLGUIDANCE\x10\x03\x12\x19\n\x15\x42\x41\x43KEND_OUTLINES_CORE\x10\x04*z\n\x11UnsupportedPolicy\x12\"\n\x1eUNSUPPORTED_POLICY_UNSPECIFIED\x10\x00\x12\x1d\n\x19UNSUPPORTED_POLICY_REJECT\x10\x01\x12\"\n\x1eUNSUPPORTED_POLICY_BEST_EFFORT\x10\x02*Y\n\nWhitespace\x12\x1a\n\x16WHITESPACE_UNSPECIFIED\x10\x00\x12\x16\n\x12WHITESPACE_COMPACT\x10\x01\x12\x17\n\x13WHITESPACE_FLEXIBLE\x10\x02*S\n\nTruncation\x12\x1a\n\x16TRUNCATION_UNSPECIFIED\x10\x00\x12\x14\n\x10TRUNCATION_CLOSE\x10\x01\x12\x13\n\x0fTRUNCATION_MARK\x10\x02*r\n\x0bJumpForward\x12\x1c\n\x18JUMP_FORWARD_UNSPECIFIED\x10\x00\x12\x14\n\x10JUMP_FORWARD_OFF\x10\x01\x12\x17\n\x13JUMP_FORWARD_COMMIT\x10\x02\x12\x16\n\x12JUMP_FORWARD_DRAFT\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dstructgen/v1/constraint.proto\x12\x0cstructgen.v1\x1a\x1egoogle/protobuf/duration.proto\"\x8a\x02\n\nConstraint\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12(\n\x07grammar\x18\x04 \x01(\x0b\x32\x15.structgen.v1.GrammarH\x00\x12&\n\x06\x63hoice\x18\x05 \x01(\x0b\x32\x14.structgen.v1.ChoiceH\x00\x12\x18\n\x0estructural_tag\x18\x06 \x01(\tH\x00\x12\x17\n\rconstraint_id\x18\x07 \x01(\tH\x00\x12\x30\n\x07options\x18\x08 \x01(\x0b\x32\x1f.structgen.v1.ConstraintOptionsB\x06\n\x04kind\"\x9c\x01\n\x07Grammar\x12,\n\x06syntax\x18\x01 \x01(\x0e\x32\x1c.structgen.v1.Grammar.Syntax\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\troot_rule\x18\x03 \x01(\t\"B\n\x06Syntax\x12\x16\n\x12SYNTAX_UNSPECIFIED\x10\x00\x12\x0f\n\x0bSYNTAX_EBNF\x10\x01\x12\x0f\n\x0bSYNTAX_LARK\x10\x02\"\x19\n\x06\x43hoice\x12\x0f\n\x07options\x18\x01 \x03(\t\"\x8d\x02\n\x11\x43onstraintOptions\x12&\n\x07\x62\x61\x63kend\x18\x01 \x01(\x0e\x32\x15.structgen.v1.Backend\x12\x34\n\x0bunsupported\x18\x02 \x01(\x0e\x32\x1f.structgen.v1.UnsupportedPolicy\x12,\n\nwhitespace\x18\x03 \x01(\x0e\x32\x18.structgen.v1.Whitespace\x12,\n\ntruncation\x18\x04 \x01(\x0e\x32\x18.structgen.v1.Truncation\x12/\n\x0cjump_forward\x18\x05 \x01(\x0e\x32\x19.structgen.v1.JumpForward\x12\r\n\x05\x61\x66ter\x18\x06 \x01(\t\"\xbf\x01\n\x0e\x43onstraintInfo\x12&\n\x07\x62\x61\x63kend\x18\x01 \x01(\x0e\x32\x15.structgen.v1.Backend\x12-\n\x08keywords\x18\x02 \x03(\x0b\x32\x1b.structgen.v1.KeywordReport\x12/\n\x0c\x63ompile_time\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06\x63\x61\x63hed\x18\x04 \x01(\x08\x12\x15\n\rconstraint_id\x18\x05 \x01(\t\"\xfa\x01\n\rKeywordReport\x12\x14\n\x0cjson_pointer\x18\x01 \x01(\t\x12\x0f\n\x07keyword\x18\x02 \x01(\t\x12\x38\n\ttreatment\x18\x03 \x01(\x0e\x32%.structgen.v1.KeywordReport.Treatment\"\x87\x01\n\tTreatment\x12\x19\n\x15TREATMENT_UNSPECIFIED\x10\x00\x12\x16\n\x12TREATMENT_ENFORCED\x10\x01\x12\x16\n\x12TREATMENT_VERIFIED\x10\x02\x12\x18\n\x14TREATMENT_ANNOTATION\x10\x03\x12\x15\n\x11TREATMENT_IGNORED\x10\x04*}\n\x07\x42\x61\x63kend\x12\x17\n\x13\x42\x41\x43KEND_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x42\x41\x43KEND_AUTO\x10\x01\x12\x14\n\x10\x42\x41\x43KEND_XGRAMMAR\x10\x02\x12\x16\n\x12\x42\x41\x43KEND_LLGUIDANCE\x10\x03\x12\x19\n\x15\x42\x41\x43KEND_OUTLINES_CORE\x10\x04*z\n\x11UnsupportedPolicy\x12\"\n\x1eUNSUPPORTED_POLICY_UNSPECIFIED\x10\x00\x12\x1d\n\x19UNSUPPORTED_POLICY_REJECT\x10\x01\x12\"\n\x1eUNSUPPORTED_POLICY_BEST_EFFORT\x10\x02*Y\n\nWhitespace\x12\x1a\n\x16WHITESPACE_UNSPECIFIED\x10\x00\x12\x16\n\x12WHITESPACE_COMPACT\x10\x01\x12\x17\n\x13WHITESPACE_FLEXIBLE\x10\x02*S\n\nTruncation\x12\x1a\n\x16TRUNCATION_UNSPECIFIED\x10\x00\x12\x14\n\x10TRUNCATION_CLOSE\x10\x01\x12\x13\n\x0fTRUNCATION_MARK\x10\x02*r\n\x0bJumpForward\x12\x1c\n\x18JUMP_FORWARD_UNSPECIFIED\x10\x00\x12\x14\n\x10JUMP_FORWARD_OFF\x10\x01\x12\x17\n\x13JUMP_FORWARD_COMMIT\x10\x02\x12\x16\n\x12JUMP_FORWARD_DRAFT\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'structgen.v1.constraint_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_BACKEND']._serialized_start=1238
-  _globals['_BACKEND']._serialized_end=1363
-  _globals['_UNSUPPORTEDPOLICY']._serialized_start=1365
-  _globals['_UNSUPPORTEDPOLICY']._serialized_end=1487
-  _globals['_WHITESPACE']._serialized_start=1489
-  _globals['_WHITESPACE']._serialized_end=1578
-  _globals['_TRUNCATION']._serialized_start=1580
-  _globals['_TRUNCATION']._serialized_end=1663
-  _globals['_JUMPFORWARD']._serialized_start=1665
-  _globals['_JUMPFORWARD']._serialized_end=1779
+  _globals['_BACKEND']._serialized_start=1253
+  _globals['_BACKEND']._serialized_end=1378
+  _globals['_UNSUPPORTEDPOLICY']._serialized_start=1380
+  _globals['_UNSUPPORTEDPOLICY']._serialized_end=1502
+  _globals['_WHITESPACE']._serialized_start=1504
+  _globals['_WHITESPACE']._serialized_end=1593
+  _globals['_TRUNCATION']._serialized_start=1595
+  _globals['_TRUNCATION']._serialized_end=1678
+  _globals['_JUMPFORWARD']._serialized_start=1680
+  _globals['_JUMPFORWARD']._serialized_end=1794
   _globals['_CONSTRAINT']._serialized_start=80
   _globals['_CONSTRAINT']._serialized_end=346
   _globals['_GRAMMAR']._serialized_start=349
@@ -51,11 +51,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHOICE']._serialized_start=507
   _globals['_CHOICE']._serialized_end=532
   _globals['_CONSTRAINTOPTIONS']._serialized_start=535
-  _globals['_CONSTRAINTOPTIONS']._serialized_end=789
-  _globals['_CONSTRAINTINFO']._serialized_start=792
-  _globals['_CONSTRAINTINFO']._serialized_end=983
-  _globals['_KEYWORDREPORT']._serialized_start=986
-  _globals['_KEYWORDREPORT']._serialized_end=1236
-  _globals['_KEYWORDREPORT_TREATMENT']._serialized_start=1101
-  _globals['_KEYWORDREPORT_TREATMENT']._serialized_end=1236
+  _globals['_CONSTRAINTOPTIONS']._serialized_end=804
+  _globals['_CONSTRAINTINFO']._serialized_start=807
+  _globals['_CONSTRAINTINFO']._serialized_end=998
+  _globals['_KEYWORDREPORT']._serialized_start=1001
+  _globals['_KEYWORDREPORT']._serialized_end=1251
+  _globals['_KEYWORDREPORT_TREATMENT']._serialized_start=1116
+  _globals['_KEYWORDREPORT_TREATMENT']._serialized_end=1251
 # @@protoc_insertion_point(module_scope)

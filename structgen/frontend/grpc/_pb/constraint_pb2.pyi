@@ -312,6 +312,7 @@ class ConstraintOptions(_message.Message):
     WHITESPACE_FIELD_NUMBER: _builtins.int
     TRUNCATION_FIELD_NUMBER: _builtins.int
     JUMP_FORWARD_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
     backend: Global___Backend.ValueType
     """The library that compiles it."""
     unsupported: Global___UnsupportedPolicy.ValueType
@@ -322,6 +323,11 @@ class ConstraintOptions(_message.Message):
     """What to do when max_tokens comes before the end of the constraint."""
     jump_forward: Global___JumpForward.ValueType
     """What to do with text that the constraint leaves no choice about."""
+    after: _builtins.str
+    """A marker, such as "</think>": the answer is free until it, and the constraint begins right behind
+    it. If it spells a control token of the model, it is that token, else it is a text, however the
+    answer's tokens divide it. The answer cannot end before. Empty means from the beginning.
+    """
     def __init__(
         self,
         *,
@@ -330,10 +336,11 @@ class ConstraintOptions(_message.Message):
         whitespace: Global___Whitespace.ValueType = ...,
         truncation: Global___Truncation.ValueType = ...,
         jump_forward: Global___JumpForward.ValueType = ...,
+        after: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "jump_forward", b"jump_forward", "truncation", b"truncation", "unsupported", b"unsupported", "whitespace", b"whitespace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "backend", b"backend", "jump_forward", b"jump_forward", "truncation", b"truncation", "unsupported", b"unsupported", "whitespace", b"whitespace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -513,6 +513,7 @@ class Completion(_message.Message):
     CLOSED_BY_BUDGET_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
+    CONSTRAINT_START_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Its place among the n answers."""
     text: _builtins.str
@@ -531,6 +532,10 @@ class Completion(_message.Message):
     """Whether tokens were chosen to complete the text within max_tokens."""
     detail: _builtins.str
     """More about the end, for people: which masks together left no token, for DEAD_END."""
+    constraint_start: _builtins.int
+    """Where in the text the constraint begins, in bytes of UTF-8: behind the marker of
+    ConstraintOptions.after. Unset if there was none, or it did not come.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The token ids, if asked for; without the stop token."""
@@ -553,13 +558,19 @@ class Completion(_message.Message):
         closed_by_budget: _builtins.bool = ...,
         logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
         detail: _builtins.str = ...,
+        constraint_start: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["matched", b"matched", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_constraint_start", b"_constraint_start", "constraint_start", b"constraint_start", "matched", b"matched", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_by_budget", b"closed_by_budget", "constraint_status", b"constraint_status", "detail", b"detail", "finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "matched", b"matched", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "text", b"text", "token_ids", b"token_ids", "verified", b"verified"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_constraint_start", b"_constraint_start", "closed_by_budget", b"closed_by_budget", "constraint_start", b"constraint_start", "constraint_status", b"constraint_status", "detail", b"detail", "finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "matched", b"matched", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "text", b"text", "token_ids", b"token_ids", "verified", b"verified"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__constraint_start: _TypeAlias = _typing.Literal["constraint_start"]  # noqa: Y015
+    _WhichOneofArgType__constraint_start: _TypeAlias = _typing.Literal["_constraint_start", b"_constraint_start"]  # noqa: Y015
     _WhichOneofReturnType_matched: _TypeAlias = _typing.Literal["stop_token_id", "stop_string"]  # noqa: Y015
     _WhichOneofArgType_matched: _TypeAlias = _typing.Literal["matched", b"matched"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__constraint_start) -> _WhichOneofReturnType__constraint_start | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_matched) -> _WhichOneofReturnType_matched | None: ...
 
 Global___Completion: _TypeAlias = Completion  # noqa: Y015
