@@ -80,6 +80,28 @@ class ConstraintInfo(_Message, frozen=True):
     keywords: list[KeywordReport] = []
 
 
+class TextVerdict(_Message, frozen=True):
+    """How a text fares under a constraint.
+
+    error_offset: its first byte that cannot stand there; None if the text is legal so far.
+    may_end: the constraint may end where the legal part does.  expected: what may stand after
+    that part, a few texts, the most telling first.
+    """
+
+    error_offset: int | None = None
+    may_end: bool = False
+    expected: list[str] = []
+
+    @property
+    def accepted(self) -> bool:
+        return self.error_offset is None and self.may_end
+
+    @property
+    def is_prefix(self) -> bool:
+        """The text is legal so far, but not complete."""
+        return self.error_offset is None and not self.may_end
+
+
 class RequestStats(_Message, frozen=True):
     """Counters and times (seconds) of one request so far."""
 
