@@ -10,7 +10,15 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from structgen.constraints import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex
+    from structgen.constraints import (
+        Choice,
+        ConstraintId,
+        Ebnf,
+        JsonObject,
+        JsonSchema,
+        Lark,
+        Regex,
+    )
     from structgen.errors import StructgenError
     from structgen.frontend.async_llm import AsyncLLM
     from structgen.frontend.inputs import GenerationInput
@@ -23,6 +31,7 @@ __all__ = [
     "AsyncLLM",
     "ChatMessage",
     "Choice",
+    "ConstraintId",
     "Ebnf",
     "GenerationInput",
     "JsonObject",
@@ -38,6 +47,7 @@ _MODULES = {
     "AsyncLLM": "structgen.frontend.async_llm",
     "ChatMessage": "structgen.tokenizer",
     "Choice": "structgen.constraints",
+    "ConstraintId": "structgen.constraints",
     "Ebnf": "structgen.constraints",
     "GenerationInput": "structgen.frontend.inputs",
     "JsonObject": "structgen.constraints",

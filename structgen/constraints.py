@@ -130,6 +130,15 @@ class Choice(_Constraint, frozen=True, tag="choice"):
             _require_text(option, f"{FIELD}.choice.options[{index}]")
 
 
+class ConstraintId(msgspec.Struct, frozen=True):
+    """What a client says in place of a constraint that the server has compiled before.
+
+    id: `key` of the ConstraintInfo of a check or an answer.
+    """
+
+    id: str
+
+
 Constraint = JsonSchema | JsonObject | Regex | Ebnf | Lark | Choice
 
 

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
+from structgen.constraints import Constraint
 from structgen.errors import WireError
 from structgen.keywords import KeywordReport
 from structgen.logprobs import TokenLogprobs
@@ -57,13 +58,21 @@ class EngineRequest(_Message, frozen=True):
 
 
 class Abort(_Message, frozen=True):
-    """Forget these requests, or single samples of one: (id, index).
+    """Forget these requests or checks, or single samples of a request: (id, index).
 
     What is unknown is ignored, so a late abort is harmless.
     """
 
     ids: list[str]
     samples: list[tuple[str, int]] = []
+
+
+class Check(_Message, frozen=True):
+    """Compile a constraint, and judge a text by it if one is given; Abort drops it."""
+
+    id: str
+    constraint: Constraint
+    text: str | None = None
 
 
 class Shutdown(_Message, frozen=True):
@@ -140,10 +149,25 @@ class EngineOutput(_Message, frozen=True):
     closed: bool = False
 
 
+class Checked(_Message, frozen=True):
+    """The answer to a Check: `constraint` if it can be used, else `error`.
+
+    size_bytes: about what is kept of the constraint.  verdict: on the text; if that cannot be
+    judged, there is an error.
+    """
+
+    id: str
+    constraint: ConstraintInfo | None = None
+    size_bytes: int = 0
+    verdict: TextVerdict | None = None
+    error: WireError | None = None
+
+
 class Outputs(_Message, frozen=True):
-    """All outputs of one step, sent as one message."""
+    """All that one step has to say, sent as one message."""
 
     outputs: list[EngineOutput]
+    checked: list[Checked] = []
 
 
 class ModelInfo(_Message, frozen=True):
@@ -178,7 +202,7 @@ class Fatal(_Message, frozen=True):
     traceback: str = ""
 
 
-ToEngine = EngineRequest | Abort | Shutdown
+ToEngine = EngineRequest | Abort | Check | Shutdown
 FromEngine = Outputs | Ready | Fatal
 
 encode = msgspec.msgpack.Encoder().encode

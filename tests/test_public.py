@@ -12,6 +12,7 @@ PUBLIC = [
     "AsyncLLM",
     "ChatMessage",
     "Choice",
+    "ConstraintId",
     "Ebnf",
     "GenerationInput",
     "JsonObject",
@@ -21,7 +22,7 @@ PUBLIC = [
     "SamplingParams",
     "StructgenError",
 ]
-CLIENT = ["AsyncClient", "Client", "Completion"]
+CLIENT = ["AsyncClient", "Client", "Completion", "ConstraintCheck", "TextVerdict"]
 
 
 def test_structgen_has_these_public_names() -> None:

@@ -10,6 +10,7 @@ from structgen import logs
 from structgen.config import EngineConfig, let_threads_sleep
 from structgen.engine.core import EngineCore, Inbound
 from structgen.grammar.base import Vocabulary
+from structgen.grammar.checks import Judged
 from structgen.grammar.choosing import Backends
 from structgen.grammar.compiler import Compiled
 from structgen.grammar.isolation import IsolatedWorkshop
@@ -78,7 +79,7 @@ def _build_grammars(
     config: EngineConfig,
     vocabulary: Vocabulary,
     template: TemplateProcess | None,
-    post: Callable[[Compiled], None],
+    post: Callable[[Compiled | Judged], None],
 ) -> GrammarManager:
     backends = Backends(vocabulary)
     return GrammarManager(
@@ -104,7 +105,7 @@ def _build_workshop(
         backends.warm_up()
         return LocalWorkshop(backends)
     limits = Limits(config.compile_time_s, config.compile_memory_bytes)
-    workers = config.compile_threads
+    workers = config.compile_threads + 1  # that one judges texts, so that no compile waits for it
     workshop = IsolatedWorkshop(template, vocabulary, backends, limits, num_workers=workers)
     backends.warm_up()  # while the template does the same
     workshop.warm_up()

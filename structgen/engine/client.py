@@ -22,6 +22,7 @@ from structgen.engine.endpoints import INPUT_SOCKET, OUTPUT_SOCKET, endpoint
 from structgen.errors import ConfigError, EngineDead
 from structgen.messages import (
     Abort,
+    Check,
     EngineOutput,
     EngineRequest,
     Fatal,
@@ -49,11 +50,11 @@ class EngineClient(Protocol):
         Raises ConfigError: it can never start like this.  EngineDead: it died while starting.
         """
 
-    def send(self, message: EngineRequest | Abort) -> None:
+    def send(self, message: EngineRequest | Check | Abort) -> None:
         """Hand over a message without blocking.  Raises EngineDead: there is no engine."""
 
-    async def receive(self) -> list[EngineOutput]:
-        """Wait for the outputs of a step.  Raises EngineDead: the engine is gone."""
+    async def receive(self) -> Outputs:
+        """Wait for what a step has to say.  Raises EngineDead: the engine is gone."""
 
     async def close(self) -> None:
         """Stop the engine; harmless when it is not running."""
@@ -83,17 +84,17 @@ class ProcessClient:
             raise ConfigError(message.message)
         raise EngineDead(f"the engine ended while starting{_exit(message)}")
 
-    def send(self, message: EngineRequest | Abort) -> None:
+    def send(self, message: EngineRequest | Check | Abort) -> None:
         if self._engine is None:
             raise EngineDead("the engine is not running")
         self._engine.send(message)
 
-    async def receive(self) -> list[EngineOutput]:
+    async def receive(self) -> Outputs:
         if self._engine is None:
             raise EngineDead("the engine is not running")
         message = await self._engine.receive()
         if isinstance(message, Outputs):
-            return message.outputs
+            return message
         if isinstance(message, Fatal):
             raise EngineDead(f"the engine died: {message.message}")
         raise EngineDead(f"the engine died{_exit(message)}")

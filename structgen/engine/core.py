@@ -27,15 +27,24 @@ from structgen.errors import (
     StructgenError,
     to_wire,
 )
+from structgen.grammar.checks import Judged
 from structgen.grammar.compiler import Compiled
 from structgen.grammar.manager import Casualty, GrammarManager
 from structgen.logprobs import TokenLogprobs
-from structgen.messages import Abort, EngineOutput, EngineRequest, FinishReason, Shutdown
+from structgen.messages import (
+    Abort,
+    Check,
+    Checked,
+    EngineOutput,
+    EngineRequest,
+    FinishReason,
+    Shutdown,
+)
 from structgen.plan import Executor, PlanRow, RowOutput, StepPlan
 
 log = logs.get(__name__)
 
-Inbound = EngineRequest | Abort | Compiled | Shutdown
+Inbound = EngineRequest | Check | Abort | Compiled | Judged | Shutdown
 
 
 class StepTimes(msgspec.Struct):
@@ -81,6 +90,7 @@ class EngineCore:
         self._samples: dict[str, list[Request]] = {}  # by message id, those that have not ended
         self._sequence = 0
         self._outputs: list[EngineOutput] = []
+        self._checked: list[Checked] = []
 
     def step(self) -> list[EngineOutput]:
         """Run one step, or wait for work if there is none; return what there is to report."""
@@ -89,9 +99,14 @@ class EngineCore:
         plan = self.scheduler.schedule()
         if plan.rows:
             self._run(plan)
-        elif not self._outputs and self.running:
+        elif not self._outputs and not self._checked and self.running:
             self._wait()
         return self._take_outputs()
+
+    def take_checked(self) -> list[Checked]:
+        """Return the checks that were answered since the last call."""
+        checked, self._checked = self._checked, []
+        return checked
 
     def check(self) -> None:
         """Assert the invariants that hold between steps."""
@@ -253,13 +268,19 @@ class EngineCore:
             case Abort(ids=ids, samples=samples):
                 for message_id in ids:
                     self._abort(message_id)
+                    self._grammars.forget_check(message_id)
                 for message_id, sample in samples:
                     self._abort(message_id, sample)
+            case Check():
+                self._checked += self._grammars.checks.submit(message)
+            case Judged():
+                self._checked += self._grammars.checks.judged(message)
             case Compiled():
                 for request_id, error in self._grammars.land(message):
                     request = self.scheduler.get(request_id)
                     if request is not None:  # else its first sample has failed it already
                         self._fail(request, error)
+                self._checked += self._grammars.checks.land(message)
             case Shutdown():
                 self.running = False
 

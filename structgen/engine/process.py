@@ -70,9 +70,9 @@ class EngineProcess:
         ).start()
         self._outbox.put(Ready(info))
         while core.running:
-            outputs = core.step()
-            if outputs:
-                self._outbox.put(Outputs(outputs))
+            outputs, checked = core.step(), core.take_checked()
+            if outputs or checked:
+                self._outbox.put(Outputs(outputs, checked))
         core.close()
         return 0
 

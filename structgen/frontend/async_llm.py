@@ -28,6 +28,7 @@ import msgspec
 
 from structgen import logs
 from structgen.config import EngineConfig
+from structgen.constraints import Constraint, ConstraintId
 from structgen.errors import (
     DuplicateRequest,
     EngineDead,
@@ -35,17 +36,19 @@ from structgen.errors import (
     LimitExceeded,
     StructgenError,
 )
+from structgen.frontend.checks import Checks, ConstraintCheck
 from structgen.frontend.inputs import (
     GenerationInput,
     InputProcessor,
     new_request_id,
     num_chars,
 )
+from structgen.frontend.known import KnownConstraints
 from structgen.frontend.outputs import Batch, OutputProcessor, RequestOutput
 from structgen.frontend.stream import Stream
 from structgen.frontend.verdict import Judge, Texts
 from structgen.frontend.verify import Verifiable
-from structgen.messages import Abort, EngineRequest, ModelInfo
+from structgen.messages import Abort, Check, EngineRequest, ModelInfo
 from structgen.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -90,6 +93,8 @@ class AsyncLLM:
         self._told_ready = False
         self._loaded: _Loaded | None = None
         self._streams: dict[str, Stream] = {}
+        self._checks = Checks()
+        self._known = KnownConstraints()
         self._idle = asyncio.Event()
         self._idle.set()
         self._serials = itertools.count()
@@ -178,8 +183,8 @@ class AsyncLLM:
 
     @property
     def num_open(self) -> int:
-        """Requests admitted whose last word was not taken yet."""
-        return len(self._streams)
+        """Requests admitted whose last word was not taken yet, and checks not answered."""
+        return len(self._streams) + len(self._checks)
 
     # ---- requests
 
@@ -191,14 +196,18 @@ class AsyncLLM:
         leave the loop early should hold it in `contextlib.aclosing`.
 
         Raises InvalidRequest, DuplicateRequest, LimitExceeded: not admitted.  EngineDead: the
-        engine died or the server is draining.  Else what ended this request.
+        engine died or the server is draining.  NotFound: constraint_id is unknown.  Else what
+        ended this request.
         """
+        input = self._known.resolve(input)
         stream = self._admit(input)
         constraint, texts = input.params.constraint, Texts()
         try:
-            await self._submit(stream, input)
+            sent = await self._submit(stream, input)
             while not stream.ended:
                 piece = await stream.next()
+                if piece.constraint is not None and sent is not None:
+                    self._known.add(piece.constraint.key, sent)
                 if isinstance(constraint, Verifiable) and (text := texts.whole(piece)) is not None:
                     piece = await self._verify(piece, text, constraint)
                 if stream.ended:
@@ -207,14 +216,46 @@ class AsyncLLM:
         finally:
             self._release(stream)
 
-    def _admit(self, input: GenerationInput) -> Stream:
-        """Reserve the request id, before anything is awaited."""
+    async def check(
+        self, constraint: Constraint | ConstraintId, text: str | None = None
+    ) -> ConstraintCheck:
+        """Compile a constraint, which keeps it for requests to come; judge a text by it if given.
+
+        Cancelling the task that waits drops the check.
+
+        Raises ConstraintError, Unsupported: the constraint cannot be used, as `generate` would say.
+        InvalidRequest: the text cannot be judged.  NotFound, LimitExceeded, EngineDead: as there.
+        """
+        if isinstance(constraint, ConstraintId):
+            constraint = self._known.get(constraint.id)
+        self._require_room()
+        check_id = self._checks.open()
+        self._idle.clear()
+        try:
+            self._client.send(Check(check_id, constraint, text))
+            answer = await self._checks.wait(check_id)
+        finally:
+            if self._checks.discard(check_id):
+                self._abort(Abort([check_id]))
+            self._note_idle()
+        self._known.add(answer.constraint.key, constraint)
+        return answer
+
+    def _require_room(self) -> None:
         if not self.ready:
             raise EngineDead(SHUTTING_DOWN if self._closing else "the engine is not running")
-        if len(self._streams) >= self.config.max_waiting:
+        if self.num_open >= self.config.max_waiting:
             raise LimitExceeded(
                 f"the server holds at most {self.config.max_waiting} requests (max_waiting)"
             )
+
+    def _note_idle(self) -> None:
+        if not self.num_open:
+            self._idle.set()
+
+    def _admit(self, input: GenerationInput) -> Stream:
+        """Reserve the request id, before anything is awaited."""
+        self._require_room()
         if input.request_id in self._streams:
             raise DuplicateRequest(
                 f"request_id {input.request_id!r} is in use by a live request",
@@ -226,13 +267,15 @@ class AsyncLLM:
         self._idle.clear()
         return stream
 
-    async def _submit(self, stream: Stream, input: GenerationInput) -> None:
+    async def _submit(self, stream: Stream, input: GenerationInput) -> Constraint | None:
+        """Send a request and return its constraint as the engine is to enforce it."""
         request = await self._encode(input)
         if stream.failed:  # the engine died, or the grace period ended, while we encoded
-            return
+            return None
         request = msgspec.structs.replace(request, id=stream.engine_id)
         self._client.send(request)
         self._require_loaded().outputs.add(request, stream.request_id)
+        return request.params.constraint
 
     async def _encode(self, input: GenerationInput) -> EngineRequest:
         process = self._require_loaded().inputs.process
@@ -254,8 +297,7 @@ class AsyncLLM:
         """Forget a request; the engine must too if it still has it.  Idempotent."""
         if self._streams.get(stream.request_id) is stream:
             del self._streams[stream.request_id]
-        if not self._streams:
-            self._idle.set()
+        self._note_idle()
         if self._require_loaded().outputs.discard(stream.engine_id):
             self._abort(Abort([stream.engine_id]))
 
@@ -263,6 +305,7 @@ class AsyncLLM:
         """Fail every open request and have the engine forget them."""
         for stream in self._streams.values():
             stream.fail(kind(message))
+        self._checks.fail_all(kind, message)
         if self._loaded is not None and (engine_ids := self._loaded.outputs.clear()):
             self._abort(Abort(engine_ids))
 
@@ -292,8 +335,11 @@ class AsyncLLM:
     async def _receive(self) -> None:
         outputs = self._require_loaded().outputs
         while True:
-            batch = outputs.process(await self._client.receive())
+            message = await self._client.receive()
+            batch = outputs.process(message.outputs)
             self._hand_out(batch)
+            for checked in message.checked:
+                self._checks.land(checked)
             if batch.abort is not None:
                 self._abort(batch.abort)
             await asyncio.sleep(0)  # receive() need not suspend; the callers must get their turn

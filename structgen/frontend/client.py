@@ -18,15 +18,26 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from structgen.errors import EngineDead
-from structgen.frontend.arguments import AnyConstraint, AnyPrompt
-from structgen.frontend.grpc import errors
+from structgen.frontend.arguments import AnyPrompt
+from structgen.frontend.checks import ConstraintCheck
+from structgen.frontend.grpc import errors, results
 from structgen.frontend.grpc._pb import (
+    constraint_service_pb2_grpc,
     generation_service_pb2_grpc,
     model_service_pb2,
     model_service_pb2_grpc,
 )
-from structgen.frontend.grpc.requests import Completion, Model, Options, Request
+from structgen.frontend.grpc.requests import (
+    Completion,
+    Model,
+    Options,
+    Request,
+    SentConstraint,
+    check_request,
+    check_text_request,
+)
 from structgen.frontend.outputs import RequestOutput
+from structgen.messages import TextVerdict
 from structgen.params import SamplingParams
 
 READY = "structgen.v1.GenerationService"
@@ -50,6 +61,7 @@ class Client:
     def __init__(self, target: str) -> None:
         self._channel = grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
         self._generation = generation_service_pb2_grpc.GenerationServiceStub(self._channel)
+        self._constraints = constraint_service_pb2_grpc.ConstraintServiceStub(self._channel)
         self._model = model_service_pb2_grpc.ModelServiceStub(self._channel)
         self._watch = self._channel.unary_stream(*WATCH)
 
@@ -69,7 +81,7 @@ class Client:
         prompt: AnyPrompt,
         params: SamplingParams | None = None,
         *,
-        constraint: AnyConstraint | None = None,
+        constraint: SentConstraint | None = None,
         **options: Unpack[Options],
     ) -> Completion[object]: ...
 
@@ -78,10 +90,12 @@ class Client:
         prompt: AnyPrompt,
         params: SamplingParams | None = None,
         *,
-        constraint: AnyConstraint | None = None,
+        constraint: SentConstraint | None = None,
         **options: Unpack[Options],
     ) -> Completion[Model] | Completion[object]:
         """Answer a prompt.  constraint: a mapping or a Pydantic model class is a JSON schema.
+
+        A ConstraintId stands for a constraint that the server has compiled before.
 
         With params.n above 1 the first answer is returned; its `samples` are all of them.
 
@@ -97,7 +111,7 @@ class Client:
         prompt: AnyPrompt,
         params: SamplingParams | None = None,
         *,
-        constraint: AnyConstraint | None = None,
+        constraint: SentConstraint | None = None,
         **options: Unpack[Options],
     ) -> Generator[RequestOutput, None, None]:
         """Answer a prompt in pieces; the last one of each answer has `finish`.
@@ -112,6 +126,30 @@ class Client:
                     yield request.piece(event)
         finally:
             call.cancel()
+
+    def check(
+        self, constraint: SentConstraint, *, timeout_s: float | None = None
+    ) -> ConstraintCheck:
+        """Have a constraint compiled: what enforces it, how, and its id for requests to come.
+
+        Raises ConstraintError, Unsupported: it cannot be used, and why.
+        """
+        request = check_request(constraint)
+        with _our_errors():
+            response = self._constraints.CheckConstraint(request, timeout=timeout_s)
+        return results.from_checked_constraint(response)
+
+    def check_text(
+        self, constraint: SentConstraint, text: str, *, timeout_s: float | None = None
+    ) -> TextVerdict:
+        """Have a text judged by the masks that generation would be under.
+
+        Raises as `check`; InvalidRequest: the text is too long.
+        """
+        request = check_text_request(constraint, text)
+        with _our_errors():
+            response = self._constraints.CheckText(request, timeout=timeout_s)
+        return results.from_checked_text(response)
 
     def model_info(self) -> model_service_pb2.GetModelInfoResponse:
         with _our_errors():
@@ -150,6 +188,7 @@ class AsyncClient:
     def __init__(self, target: str) -> None:
         self._channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
         self._generation = generation_service_pb2_grpc.GenerationServiceStub(self._channel)
+        self._constraints = constraint_service_pb2_grpc.ConstraintServiceStub(self._channel)
         self._model = model_service_pb2_grpc.ModelServiceStub(self._channel)
         self._watch = self._channel.unary_stream(*WATCH)
 
@@ -169,7 +208,7 @@ class AsyncClient:
         prompt: AnyPrompt,
         params: SamplingParams | None = None,
         *,
-        constraint: AnyConstraint | None = None,
+        constraint: SentConstraint | None = None,
         **options: Unpack[Options],
     ) -> Completion[object]: ...
 
@@ -178,7 +217,7 @@ class AsyncClient:
         prompt: AnyPrompt,
         params: SamplingParams | None = None,
         *,
-        constraint: AnyConstraint | None = None,
+        constraint: SentConstraint | None = None,
         **options: Unpack[Options],
     ) -> Completion[Model] | Completion[object]:
         """As Client.generate; cancelling the task aborts the request."""
@@ -192,7 +231,7 @@ class AsyncClient:
         prompt: AnyPrompt,
         params: SamplingParams | None = None,
         *,
-        constraint: AnyConstraint | None = None,
+        constraint: SentConstraint | None = None,
         **options: Unpack[Options],
     ) -> AsyncGenerator[RequestOutput, None]:
         """As Client.stream; hold it in `contextlib.aclosing` if you may leave it early."""
@@ -204,6 +243,24 @@ class AsyncClient:
                     yield request.piece(event)
         finally:
             call.cancel()
+
+    async def check(
+        self, constraint: SentConstraint, *, timeout_s: float | None = None
+    ) -> ConstraintCheck:
+        """As Client.check."""
+        request = check_request(constraint)
+        with _our_errors():
+            response = await self._constraints.CheckConstraint(request, timeout=timeout_s)
+        return results.from_checked_constraint(response)
+
+    async def check_text(
+        self, constraint: SentConstraint, text: str, *, timeout_s: float | None = None
+    ) -> TextVerdict:
+        """As Client.check_text."""
+        request = check_text_request(constraint, text)
+        with _our_errors():
+            response = await self._constraints.CheckText(request, timeout=timeout_s)
+        return results.from_checked_text(response)
 
     async def model_info(self) -> model_service_pb2.GetModelInfoResponse:
         with _our_errors():

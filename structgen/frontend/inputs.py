@@ -43,6 +43,7 @@ class GenerationInput(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: "" has one made.  prompt: text, token ids, or chat messages for the model's
     template.  special_tokens: text that spells a control token is one; else it is plain text.
+    constraint_id: of a constraint compiled before, in place of one in the params.
     """
 
     prompt: Prompt
@@ -50,6 +51,14 @@ class GenerationInput(msgspec.Struct, frozen=True, kw_only=True):
     params: SamplingParams = SamplingParams()
     priority: int = 0
     special_tokens: bool = False
+    constraint_id: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises InvalidRequest: there are two constraints."""
+        if self.constraint_id and self.params.constraint is not None:
+            raise InvalidRequest(
+                "constraint must be given once: in params or by its id", field="input.constraint"
+            )
 
 
 def new_request_id() -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import cached_property
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -18,6 +19,7 @@ from structgen.grammar.base import CompiledConstraint, GrammarBackend, Vocabular
 from structgen.grammar.closing import Closer, Exit, Walk
 from structgen.grammar.endings import patterns_of
 from structgen.grammar.schema import LLGUIDANCE, OUTLINES, XGRAMMAR, prepare
+from structgen.grammar.spelling import Spelling
 from structgen.keywords import KeywordReport
 
 # As measured: llguidance compiles in a hundredth of xgrammar's time and drops nothing in silence;
@@ -77,6 +79,10 @@ class Backends:
         self._lock = threading.Lock()
         self._full = bitmask.full(vocabulary.size)
         self.closer = Closer(vocabulary)
+
+    @cached_property
+    def spelling(self) -> Spelling:
+        return Spelling(self.vocabulary)
 
     def get(self, name: str) -> GrammarBackend:
         with self._lock:

@@ -16,10 +16,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import msgspec
 
 from structgen.constraints import Backend, Constraint
-from structgen.errors import LimitExceeded, StructgenError
+from structgen.errors import InternalError, LimitExceeded, StructgenError
 from structgen.grammar.base import field_of
 from structgen.grammar.choosing import Chosen
 from structgen.grammar.workshop import Workshop
+from structgen.messages import ConstraintInfo
 
 ENTRY_BYTES = 512  # of the cache, beside the constraint and what was made of it
 
@@ -43,6 +44,25 @@ class Compiled(msgspec.Struct, frozen=True):
         """Whether another try would come to the same."""
         failed_for_good = isinstance(self.error, StructgenError) and not self.error.retryable
         return self.chosen is not None or failed_for_good
+
+    def require(self) -> Chosen:
+        """Return what was compiled.  Raises StructgenError: why nothing was."""
+        if self.chosen is not None:
+            return self.chosen
+        if isinstance(self.error, StructgenError):
+            raise self.error
+        raise InternalError(f"compiling the constraint failed: {self.error}")
+
+    def info(self, constraint: Constraint, *, cached: bool) -> ConstraintInfo:
+        """Tell about it to whoever asked for `constraint`.  Raises as `require`."""
+        chosen = self.require()
+        return ConstraintInfo(
+            backend=chosen.backend.name,
+            compile_s=self.seconds,
+            cached=cached,
+            key=constraint.key(),
+            keywords=chosen.keywords,
+        )
 
 
 class Compiler:

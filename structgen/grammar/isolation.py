@@ -16,7 +16,7 @@ from structgen.constraints import Constraint
 from structgen.errors import InternalError, LimitExceeded, StructgenError, from_wire
 from structgen.grammar.base import Vocabulary
 from structgen.grammar.choosing import Backends, Chosen
-from structgen.grammar.jobs import Compile, Job, Result, field_of_job, recipe_of
+from structgen.grammar.jobs import Compile, Job, Result, field_of_job, name_of, recipe_of
 from structgen.grammar.worker_process import EXIT_OUT_OF_MEMORY, Ended, Limits, out_of_memory
 from structgen.grammar.workers import TemplateLost, TemplateProcess, WorkerLost, WorkerProcess
 
@@ -124,7 +124,7 @@ class IsolatedWorkshop:
         code = loss.end.exit_code if loss.end else None
         if loss.overdue or code == -signal.SIGALRM:
             return LimitExceeded(
-                f"compiling the constraint takes more than compile_time_s, {limit_s:g} s",
+                f"{name_of(job)} takes more than compile_time_s, {limit_s:g} s",
                 field=field,
             )
         if loss.end and _ran_out_of_memory(loss.end):
@@ -132,11 +132,9 @@ class IsolatedWorkshop:
         if code is not None and -code in _CRASHES:
             log.error("a constraint crashed a library", end=loss.end)
             name = signal.Signals(-code).name
-            return InternalError(
-                f"compiling the constraint crashed a library ({name})", field=field
-            )
+            return InternalError(f"{name_of(job)} crashed a library ({name})", field=field)
         log.warning("a compile worker was lost", end=loss.end)
-        return LimitExceeded("the process that compiled the constraint was lost", field=field)
+        return LimitExceeded(f"the process that was {name_of(job)} was lost", field=field)
 
 
 def _ran_out_of_memory(end: Ended) -> bool:

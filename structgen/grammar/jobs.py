@@ -12,8 +12,10 @@ import msgspec
 
 from structgen.constraints import Constraint
 from structgen.errors import ConstraintTooLarge, WireError, from_wire, to_wire
+from structgen.grammar import judging
 from structgen.grammar.base import field_of
 from structgen.grammar.choosing import Backends, Recipe
+from structgen.messages import TextVerdict
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, tag=True):
@@ -32,14 +34,27 @@ class Compilable(_Message, frozen=True):
     recipe: Recipe
 
 
+class Judge(_Message, frozen=True):
+    """Judge a text by the masks of a constraint that has compiled."""
+
+    recipe: Recipe
+    text: str
+
+
+class Judgement(_Message, frozen=True):
+    """The answer to Judge."""
+
+    verdict: TextVerdict
+
+
 class Refused(_Message, frozen=True):
     """The answer to any job: it cannot be done, and why."""
 
     error: WireError
 
 
-Job = Compile
-Result = Compilable | Refused
+Job = Compile | Judge
+Result = Compilable | Judgement | Refused
 
 
 def perform(job: Job, backends: Backends) -> Result:
@@ -56,24 +71,51 @@ def perform(job: Job, backends: Backends) -> Result:
 
 
 def recipe_of(result: Result) -> Recipe:
-    """Return the recipe.  Raises the error that there is in its place."""
-    match result:
-        case Compilable(recipe):
-            return recipe
-        case Refused(error):
-            raise from_wire(error)
+    """Return the answer to Compile.  Raises the error that there is in its place."""
+    if isinstance(result, Refused):
+        raise from_wire(result.error)
+    assert isinstance(result, Compilable), result
+    return result.recipe
+
+
+def verdict_of(result: Result) -> TextVerdict:
+    """Return the answer to Judge.  Raises the error that there is in its place."""
+    if isinstance(result, Refused):
+        raise from_wire(result.error)
+    assert isinstance(result, Judgement), result
+    return result.verdict
+
+
+def name_of(job: Job) -> str:
+    """Return what a job does, as errors say it."""
+    match job:
+        case Compile():
+            return "compiling the constraint"
+        case Judge():
+            return "judging the text"
         case _:
-            assert_never(result)
+            assert_never(job)
 
 
 def field_of_job(job: Job) -> str:
     """Return the path of the request field that an error in the job is about."""
-    return field_of(job.constraint)
+    match job:
+        case Compile(constraint):
+            return field_of(constraint)
+        case Judge():
+            return judging.FIELD
+        case _:
+            assert_never(job)
 
 
 def _answer(job: Job, backends: Backends) -> Result:
     match job:
         case Compile(constraint):
             return Compilable(backends.explored(backends.compile(constraint)).recipe)
+        case Judge(recipe, text):
+            chosen = backends.build(recipe)
+            return Judgement(
+                judging.judge(chosen.grammar, chosen.backend, backends.spelling, text.encode())
+            )
         case _:
             assert_never(job)

@@ -21,6 +21,7 @@ from structgen.errors import InternalError, StructgenError
 from structgen.grammar import bitmask, gate
 from structgen.grammar.base import GrammarBackend, GrammarError, Matcher
 from structgen.grammar.budget import Budget
+from structgen.grammar.checks import Checks, Judged
 from structgen.grammar.choosing import Backends
 from structgen.grammar.closing import Walk
 from structgen.grammar.compiler import Compiled, Compiler
@@ -64,16 +65,16 @@ class Casualty(msgspec.Struct, frozen=True):
 
 
 class GrammarManager:
-    """backends: the libraries.  post: hands a finished compile to the loop thread.
+    """backends: the libraries.  post: hands what a thread has done to the loop thread.
 
-    workshop: where to compile, if not in this process.
+    workshop: where strangers' constraints are tried, if not in this process.
     """
 
     def __init__(
         self,
         backends: Backends,
         vocab_size: int,
-        post: Callable[[Compiled], None],
+        post: Callable[[Compiled | Judged], None],
         *,
         threads: int,
         cache_bytes: int,
@@ -83,8 +84,9 @@ class GrammarManager:
     ) -> None:
         self._backends = backends
         self._vocab_size = vocab_size
+        workshop = workshop or LocalWorkshop(backends)
         self._compiler = Compiler(
-            workshop or LocalWorkshop(backends),
+            workshop,
             post,
             threads=threads,
             max_bytes=cache_bytes,
@@ -92,6 +94,7 @@ class GrammarManager:
             max_pending=queue_length,
         )
         self._gates = Gates(backends.vocabulary)
+        self.checks = Checks(self._compiler, workshop, post)
         self._waiting: dict[Constraint, list[Constrained]] = {}
         self._stop_sets: dict[frozenset[int], bitmask.TokenSet] = {}
         self._words = bitmask.allocate(1, vocab_size)
@@ -144,6 +147,13 @@ class GrammarManager:
         waiting[:] = [other for other in waiting if other is not request]
         if not waiting:
             self._waiting.pop(constraint, None)
+            if not self.checks.wait_for(constraint):
+                self._compiler.cancel(constraint)
+
+    def forget_check(self, check_id: str) -> None:
+        """Drop a check, if it is here, and its compile if nobody else waits for it."""
+        constraint = self.checks.forget(check_id)
+        if constraint is not None and constraint not in self._waiting:
             self._compiler.cancel(constraint)
 
     def fill(self, requests: Sequence[Constrained]) -> tuple[TokenBitmask, list[Casualty]]:
@@ -206,6 +216,7 @@ class GrammarManager:
         request.budget.following = True
 
     def close(self) -> None:
+        self.checks.close()
         self._compiler.close()
 
     def _walk(self, request: Constrained) -> Walk:
@@ -229,26 +240,16 @@ class GrammarManager:
     def _attach(
         self, request: Constrained, constraint: Constraint, compiled: Compiled, *, cached: bool
     ) -> None:
-        if compiled.chosen is None:
-            error = compiled.error
-            if isinstance(error, StructgenError):
-                raise error
-            raise InternalError(f"compiling the constraint failed: {error}")
-        request.matcher = compiled.chosen.grammar.new_matcher()
-        exit = compiled.chosen.exit
+        chosen = compiled.require()
+        request.matcher = chosen.grammar.new_matcher()
+        exit = chosen.exit
         if request.marker is not None:
             request.matcher = GatedMatcher(self._gates.get(request.marker), request.matcher)
             exit = exit and exit.behind(request.matcher.lead_in)
         request.compiling = False
         if request.params.close_within_budget and exit is not None:
             request.budget = Budget(exit, request.limit - len(request.tokens))
-        request.constraint_info = ConstraintInfo(
-            backend=compiled.chosen.backend.name,
-            compile_s=compiled.seconds,
-            cached=cached,
-            key=constraint.key(),
-            keywords=compiled.chosen.keywords,
-        )
+        request.constraint_info = compiled.info(constraint, cached=cached)
 
     def _is_restricted(self, request: Constrained) -> bool:
         if request.matcher is not None or request.filter is not None:

@@ -135,6 +135,7 @@ class Template:
             self._backends = Backends(decode_vocabulary(vocabulary.read()))
         for name in BACKENDS:
             self._backends.get(name)
+        _ = self._backends.spelling
         gc.collect()
         gc.freeze()  # what workers do not touch stays shared with them
 
@@ -194,8 +195,7 @@ class Worker:
 
 def out_of_memory(job: jobs.Job, limits: Limits) -> jobs.Refused:
     error = ConstraintTooLarge(
-        "compiling the constraint takes more than compile_memory_bytes, "
-        f"{limits.memory_bytes} bytes",
+        f"{jobs.name_of(job)} takes more than compile_memory_bytes, {limits.memory_bytes} bytes",
         field=jobs.field_of_job(job),
     )
     return jobs.Refused(to_wire(error))

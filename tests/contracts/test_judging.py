@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from matching import BYTE_LEVEL, SENTENCE_PIECES, TINY, Bench
 
 from structgen.constraints import Choice, Constraint, Ebnf, JsonSchema, Regex
-from structgen.errors import Cancelled, InternalError, InvalidRequest, LimitExceeded
+from structgen.errors import InternalError, InvalidRequest, LimitExceeded
 from structgen.grammar import BACKENDS
 from structgen.grammar.base import GrammarError, Vocabulary
 from structgen.grammar.judging import MAX_TEXT_BYTES, judge
@@ -257,12 +257,6 @@ def test_judging_ends_when_its_time_is_over(court: Court) -> None:
     with pytest.raises(LimitExceeded, match=r"more than 0.02 s, for \d+ of its 262144 bytes"):
         court.judge(Regex("a*"), "a" * MAX_TEXT_BYTES, limit_s=0.02)
     assert time.monotonic() - began < 2
-
-
-def test_judging_ends_when_nobody_waits(court: Court) -> None:
-    answers = iter([False, False, True])
-    with pytest.raises(Cancelled):
-        court.judge(Regex("a*"), "a" * 100, abandoned=lambda: next(answers))
 
 
 def test_a_library_that_fails_is_our_error(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,16 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from structgen.errors import EngineDead, InvalidRequest
-from structgen.messages import Abort, EngineOutput, EngineRequest, FinishReason, ModelInfo
+from structgen.messages import (
+    Abort,
+    Check,
+    Checked,
+    EngineOutput,
+    EngineRequest,
+    FinishReason,
+    ModelInfo,
+    Outputs,
+)
 from structgen.tokenizer import ChatMessage
 
 BYTES = [bytes([value]) for value in range(256)]
@@ -136,12 +145,14 @@ class FakeEngineClient:
     def __init__(self, script: Script = echo, model: ModelInfo | None = None) -> None:
         self.script = script
         self.model = model if model is not None else model_info()
-        self.received: list[EngineRequest | Abort] = []
+        self.received: list[EngineRequest | Check | Abort] = []
+        self.answer_check: Callable[[Check], Checked | None] = lambda check: None
         self.failures: list[Exception] = []
         self.num_starts = 0
         self.closed = False
         self._running = False
         self._work = Work()
+        self._checked: list[Checked] = []
         self._changed = asyncio.Event()
 
     @property
@@ -151,6 +162,10 @@ class FakeEngineClient:
     @property
     def requests(self) -> list[EngineRequest]:
         return [message for message in self.received if isinstance(message, EngineRequest)]
+
+    @property
+    def checks(self) -> list[Check]:
+        return [message for message in self.received if isinstance(message, Check)]
 
     @property
     def open_ids(self) -> list[str]:
@@ -170,14 +185,20 @@ class FakeEngineClient:
         self._running = True
         return self.model
 
-    def send(self, message: EngineRequest | Abort) -> None:
+    def send(self, message: EngineRequest | Check | Abort) -> None:
         if not self._running:
             raise EngineDead("the engine is not running")
         self.received.append(message)
         if isinstance(message, EngineRequest):
             self._work.add(message, self.script(message))
-        else:
+        elif isinstance(message, Abort):
             self._work.abort(message)
+        elif (answer := self.answer_check(message)) is not None:
+            self.say_checked(answer)
+        self._changed.set()
+
+    def say_checked(self, checked: Checked) -> None:
+        self._checked.append(checked)
         self._changed.set()
 
     def say(self, *outputs: EngineOutput) -> None:
@@ -190,12 +211,14 @@ class FakeEngineClient:
         self._running = False
         self._changed.set()
 
-    async def receive(self) -> list[EngineOutput]:
+    async def receive(self) -> Outputs:
         while True:
             if not self._running:
                 raise EngineDead("the engine process died")
-            if step := self._step():
-                return step
+            outputs, checked = self._step(), self._checked
+            self._checked = []
+            if outputs or checked:
+                return Outputs(outputs, checked)
             self._changed.clear()
             await self._changed.wait()
 

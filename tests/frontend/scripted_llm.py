@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -13,16 +14,24 @@ import grpc
 import msgspec
 
 from structgen.config import ServerConfig
-from structgen.errors import DuplicateRequest, EngineDead, LimitExceeded
+from structgen.constraints import Constraint, ConstraintId, Regex
+from structgen.errors import (
+    ConstraintError,
+    DuplicateRequest,
+    EngineDead,
+    LimitExceeded,
+    NotFound,
+)
 from structgen.frontend.answer import ConstraintStatus, Finish
 from structgen.frontend.async_llm import AsyncLLM
+from structgen.frontend.checks import ConstraintCheck
 from structgen.frontend.grpc.server import Server
 from structgen.frontend.inputs import GenerationInput
 from structgen.frontend.logprobs import PositionLogprobs, TokenLogprob
 from structgen.frontend.outputs import RequestOutput
 from structgen.frontend.usage import Timings, Usage
 from structgen.keywords import KeywordReport, Treatment
-from structgen.messages import ConstraintInfo, FinishReason, ModelInfo
+from structgen.messages import ConstraintInfo, FinishReason, ModelInfo, TextVerdict
 from structgen.tokenizer import ChatMessage
 
 MODEL = ModelInfo(
@@ -78,6 +87,7 @@ class ScriptedLLM:
         self.tokenizer = AsciiTokenizer()
         self.on_state: Callable[[bool], None] | None = None
         self.inputs: list[GenerationInput] = []
+        self.checks: list[tuple[Constraint | ConstraintId, str | None]] = []
         self.live: list[str] = []
         self.aborted: list[str] = []
         self.finish = asyncio.Event()
@@ -111,6 +121,25 @@ class ScriptedLLM:
                 self._idle.set()
             if not ended:
                 self.aborted.append(request_id)
+
+    async def check(
+        self, constraint: Constraint | ConstraintId, text: str | None = None
+    ) -> ConstraintCheck:
+        """Judge by the text: "hang" is never judged; digits are accepted, and "+" before them."""
+        if not self.ready:
+            raise EngineDead("the server is not ready")
+        self.checks.append((constraint, text))
+        match constraint:
+            case ConstraintId(id) if id != INFO.key:
+                raise NotFound(f"no {id}", field="input.constraint.constraint_id")
+            case Regex("bad"):
+                raise ConstraintError("regex is bad", field="input.constraint.regex")
+        if text == "hang":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.aborted.append("check")
+        return ConstraintCheck(constraint=INFO, size_bytes=1234, verdict=_verdict(text))
 
     async def _pieces(
         self, request_id: str, input: GenerationInput
@@ -183,6 +212,16 @@ class ScriptedLLM:
             await asyncio.wait_for(self._idle.wait(), grace_s)
         except TimeoutError:
             self.finish.set()
+
+
+def _verdict(text: str | None) -> TextVerdict | None:
+    if text is None:
+        return None
+    match = re.match(r"\+?[0-9]*", text)
+    assert match is not None
+    legal = match.group()
+    may_end = legal.strip("+") != ""
+    return TextVerdict(len(legal.encode()) if legal != text else None, may_end, ["0", "1"])
 
 
 def first_piece(request_id: str, text: str, constrained: bool) -> RequestOutput:

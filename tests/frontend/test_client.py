@@ -10,14 +10,16 @@ import pytest
 from pydantic import BaseModel
 from scripted_llm import INFO, ScriptedLLM, position, serving, serving_aside
 
-from structgen.client import AsyncClient, Client
-from structgen.constraints import JsonObject, JsonSchema, Regex
+from structgen.client import AsyncClient, Client, ConstraintCheck, TextVerdict
+from structgen.constraints import ConstraintId, JsonObject, JsonSchema, Regex
 from structgen.errors import (
+    ConstraintError,
     DeadlineExceeded,
     EngineDead,
     InternalError,
     InvalidRequest,
     LimitExceeded,
+    NotFound,
 )
 from structgen.frontend.grpc._pb.generation_pb2 import GenerationInput
 from structgen.frontend.outputs import merge, merge_answers
@@ -207,3 +209,46 @@ def test_the_async_client_does_the_same() -> None:
                 await asyncio.sleep(0.005)
 
     asyncio.run(asyncio.wait_for(test(), 20))
+
+
+def test_a_constraint_is_checked_and_its_id_used(client: Client, llm: ScriptedLLM) -> None:
+    llm.checks.clear()
+    check = client.check({"type": "string"})
+    assert check == ConstraintCheck(constraint=INFO, size_bytes=1234)
+    known = ConstraintId(check.constraint.key)
+    client.generate("hi", SamplingParams(close_within_budget=False), constraint=known)
+    assert client.check_text(known, "12").accepted
+    assert llm.checks == [(JsonSchema('{"type":"string"}'), None), (known, "12")]
+    assert llm.inputs[0].constraint_id == INFO.key
+    assert not llm.inputs[0].params.close_within_budget
+
+
+def test_a_text_is_judged(client: Client) -> None:
+    assert client.check_text(Number, "1") == TextVerdict(may_end=True, expected=["0", "1"])
+    assert client.check_text(Number, "+").is_prefix
+    assert client.check_text(Regex("[0-9]+"), "1x") == TextVerdict(1, True, ["0", "1"])
+
+
+def test_checks_raise_what_the_server_says(client: Client) -> None:
+    with pytest.raises(ConstraintError, match=r"constraint\.regex: regex is bad"):
+        client.check(Regex("bad"))
+    with pytest.raises(NotFound, match="no nosuch"):
+        client.check_text(ConstraintId("nosuch"), "1")
+    with pytest.raises(DeadlineExceeded):
+        client.check_text(Regex("a"), "hang", timeout_s=0.05)
+    with pytest.raises(InvalidRequest, match="cannot be sent"):
+        client.check_text(Regex("a"), "\ud800")
+    params = SamplingParams(constraint=JsonObject())
+    with pytest.raises(InvalidRequest, match="given once"):
+        client.generate("hi", params, constraint=ConstraintId(INFO.key))
+
+
+def test_the_asynchronous_client_checks_too(place: tuple[ScriptedLLM, str]) -> None:
+    async def test() -> None:
+        async with AsyncClient(place[1]) as client:
+            assert (await client.check(JsonObject())).constraint == INFO
+            assert (await client.check_text(Number, "1")).accepted
+            with pytest.raises(ConstraintError):
+                await client.check(Regex("bad"))
+
+    asyncio.run(test())

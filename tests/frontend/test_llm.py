@@ -271,6 +271,7 @@ def test_the_public_names_are_these():
         "AsyncLLM",
         "ChatMessage",
         "Choice",
+        "ConstraintId",
         "Ebnf",
         "GenerationInput",
         "JsonObject",

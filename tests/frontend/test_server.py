@@ -661,6 +661,7 @@ def test_reflection_lists_and_describes_every_service(version: str) -> None:
                 "grpc.health.v1.Health",
                 "grpc.reflection.v1.ServerReflection",
                 "grpc.reflection.v1alpha.ServerReflection",
+                "structgen.v1.ConstraintService",
                 "structgen.v1.GenerationService",
                 "structgen.v1.ModelService",
             ]

@@ -18,9 +18,9 @@ import psutil
 import pytest
 
 from structgen.config import EngineConfig
-from structgen.constraints import JsonSchema
+from structgen.constraints import JsonSchema, Regex
 from structgen.engine.client import ProcessClient
-from structgen.errors import ConfigError, ConstraintError, EngineDead
+from structgen.errors import ConfigError, ConstraintError, EngineDead, InvalidRequest
 from structgen.frontend.async_llm import AsyncLLM
 from structgen.frontend.inputs import GenerationInput
 from structgen.frontend.outputs import RequestOutput
@@ -80,11 +80,14 @@ def served(run: Run, temporary_folder: Path) -> Iterator[tuple[AsyncLLM, Process
 Served = tuple[AsyncLLM, ProcessClient]
 
 
-async def answer(llm: AsyncLLM, prompt: object = "hello", **params: object) -> list[RequestOutput]:
+async def answer(
+    llm: AsyncLLM, prompt: object = "hello", constraint_id: str = "", **params: object
+) -> list[RequestOutput]:
     settings: dict[str, object] = {"temperature": 0.0, "max_tokens": 8}
     request = GenerationInput(
         prompt=prompt,  # type: ignore[arg-type]
         params=SamplingParams(**(settings | params)),  # type: ignore[arg-type]
+        constraint_id=constraint_id,
     )
     async with contextlib.aclosing(llm.generate(request)) as outputs:
         return [output async for output in outputs]
@@ -122,12 +125,50 @@ def test_free_and_constrained_streams_share_the_engine_and_a_bad_one_fails_alone
     run(test())
 
 
+def test_what_was_checked_is_ready_for_requests_and_judges_what_they_answer(
+    run: Run, served: Served
+) -> None:
+    llm, _ = served
+    schema = JsonSchema('{"type":"object","properties":{"é":{"enum":["日本",1]}},"required":["é"]}')
+
+    async def test() -> None:
+        running = asyncio.create_task(answer(llm, max_tokens=200, ignore_eos=True))
+        check = await llm.check(schema)
+        assert (check.constraint.backend, check.constraint.cached) == ("llguidance", False)
+        assert check.size_bytes > 0
+        assert {report.keyword for report in check.constraint.keywords} >= {"type", "enum"}
+        pieces = await answer(llm, constraint_id=check.constraint.key, max_tokens=60)
+        assert pieces[0].constraint is not None
+        assert pieces[0].constraint.cached
+        text = "".join(piece.text for piece in pieces)
+        verdicts = [
+            (await llm.check(schema, text)).verdict
+            for text in (text, text[:-1], text.replace('": ', '":', 1))
+        ]
+        assert verdicts[0] is not None
+        assert verdicts[0].accepted
+        assert verdicts[1] is not None
+        assert verdicts[1].is_prefix
+        assert verdicts[2] is not None
+        assert verdicts[2].error_offset == text.encode().index(b'":') + 2
+        with pytest.raises(ConstraintError) as caught:
+            await llm.check(JsonSchema('{"type":"nosuch"}'), "x")
+        assert caught.value.field == "input.constraint.json_schema"
+        with pytest.raises(InvalidRequest, match="at most"):
+            await llm.check(schema, "x" * 300_000)
+        await running
+        assert llm.num_open == 0
+
+    run(test())
+
+
 def test_killing_the_engine_fails_every_stream_and_the_next_request_is_served(
     run: Run, served: Served, temporary_folder: Path
 ) -> None:
     llm, client = served
 
     async def test() -> None:
+        known = (await llm.check(SCHEMA)).constraint.key
         states: list[bool] = []
         llm.on_state = states.append
         streams = [
@@ -135,19 +176,26 @@ def test_killing_the_engine_fails_every_stream_and_the_next_request_is_served(
             for i in range(16)
         ]
         await asyncio.sleep(0.5)
+        check = asyncio.create_task(llm.check(Regex("a*"), "a" * 200_000))
+        await asyncio.sleep(0)
         assert client.pid is not None
         first = client.pid
         compilers = psutil.Process(first).children(recursive=True)
-        assert len(compilers) == 1 + CONFIG.compile_threads
+        assert len(compilers) == 2 + CONFIG.compile_threads  # the template, and one that judges
         os.kill(first, signal.SIGKILL)
         killed_at = time.monotonic()
         results = await asyncio.gather(*streams, return_exceptions=True)
         assert time.monotonic() - killed_at < 2
         assert [type(result) for result in results] == [EngineDead] * 16
+        with pytest.raises(EngineDead):
+            await check
         while not llm.ready:
             await asyncio.sleep(0.05)
         assert states == [False, True]
-        assert (await answer(llm))[-1].finish is not None
+        pieces = await answer(llm, constraint_id=known, max_tokens=60)
+        assert pieces[-1].finish is not None
+        assert pieces[0].constraint is not None
+        assert (pieces[0].constraint.key, pieces[0].constraint.cached) == (known, False)
         assert client.pid != first
         assert not psutil.pid_exists(first)
         assert await asyncio.to_thread(psutil.wait_procs, compilers, 10) == (compilers, [])

@@ -17,6 +17,7 @@ from structgen.constraints import (
     Backend,
     Choice,
     Constraint,
+    ConstraintId,
     Ebnf,
     JsonObject,
     JsonSchema,
@@ -25,7 +26,7 @@ from structgen.constraints import (
     Whitespace,
 )
 from structgen.errors import ConstraintError, InvalidRequest, Unsupported
-from structgen.frontend.grpc._pb import constraint_pb2, generation_pb2
+from structgen.frontend.grpc._pb import constraint_pb2, constraint_service_pb2, generation_pb2
 from structgen.frontend.inputs import GenerationInput
 from structgen.params import SamplingParams
 from structgen.tokenizer import ChatMessage
@@ -34,7 +35,6 @@ from structgen.tokenizer import ChatMessage
 # contract has and this server does not: it leaves the table when the server does.
 NOT_OFFERED: Mapping[str, Container[Any]] = {
     "constraint.structural_tag": (),
-    "constraint.constraint_id": (),
     "constraint.options.jump_forward": (
         constraint_pb2.JUMP_FORWARD_UNSPECIFIED,
         constraint_pb2.JUMP_FORWARD_OFF,
@@ -67,6 +67,10 @@ LISTS: Mapping[str, Sequence[str]] = {
 }
 
 OPTIONS = "input.constraint.options"
+COMPILE_OPTIONS = ("backend", "unsupported", "whitespace")  # those that make another constraint
+CheckRequest = (
+    constraint_service_pb2.CheckConstraintRequest | constraint_service_pb2.CheckTextRequest
+)
 Value = TypeVar("Value")
 
 _WHITESPACES = {
@@ -104,20 +108,28 @@ def from_wire(message: generation_pb2.GenerationInput) -> GenerationInput:
     Unsupported: a field is set that this server does not offer.
     """
     _refuse_not_offered(message)
+    constraint = _constraint(message.constraint) if message.HasField("constraint") else None
     return GenerationInput(
         request_id=message.request_id,
         prompt=_prompt(message),
-        params=_params(message),
+        params=_params(message, None if isinstance(constraint, ConstraintId) else constraint),
         priority=message.priority,
         special_tokens=message.special_tokens,
+        constraint_id=constraint.id if isinstance(constraint, ConstraintId) else "",
     )
+
+
+def constraint_from_wire(message: CheckRequest) -> Constraint | ConstraintId:
+    """Parse the constraint of a check.  Raises as `from_wire`, with its paths."""
+    _refuse_not_offered(message)
+    return _constraint(message.constraint)
 
 
 def chat_messages(chat: generation_pb2.Chat) -> list[ChatMessage]:
     return [ChatMessage(message.role, message.content) for message in chat.messages]
 
 
-def _refuse_not_offered(message: generation_pb2.GenerationInput) -> None:
+def _refuse_not_offered(message: Message) -> None:
     for path, offered in NOT_OFFERED.items():
         value = _value_at(message, path)
         if value is not None and value not in offered:
@@ -160,7 +172,9 @@ def _prompt(message: generation_pb2.GenerationInput) -> str | list[int] | list[C
             )
 
 
-def _params(message: generation_pb2.GenerationInput) -> SamplingParams:
+def _params(
+    message: generation_pb2.GenerationInput, constraint: Constraint | None
+) -> SamplingParams:
     values: dict[str, Any] = {}
     for holder, name in _fields(SCALARS, message):
         if holder.HasField(name):
@@ -173,7 +187,7 @@ def _params(message: generation_pb2.GenerationInput) -> SamplingParams:
         **values,
         logit_bias=tuple(sorted(message.sampling.logit_bias.items())),
         time_limit_s=_seconds(message.time_limit) if message.HasField("time_limit") else None,
-        constraint=_constraint(message.constraint) if message.HasField("constraint") else None,
+        constraint=constraint,
         close_within_budget=_option(message.constraint.options, "truncation", _CLOSES),
         constraint_after=message.constraint.options.after,
     )
@@ -197,8 +211,10 @@ def _seconds(duration: Duration) -> float:
     return duration.seconds + duration.nanos / 1e9
 
 
-def _constraint(message: constraint_pb2.Constraint) -> Constraint:
+def _constraint(message: constraint_pb2.Constraint) -> Constraint | ConstraintId:
     kind = message.WhichOneof("kind")
+    if kind == "constraint_id":
+        return _constraint_id(message)
     whitespace = _whitespace(message.options, kind)
     best_effort = _best_effort(message.options, kind)
     backend = _option(message.options, "backend", _BACKENDS)
@@ -231,6 +247,18 @@ def _grammar(message: constraint_pb2.Grammar, backend: Backend) -> Ebnf | Lark:
             raise ConstraintError(
                 f"syntax has no value {number}", field="input.constraint.grammar.syntax"
             )
+
+
+def _constraint_id(message: constraint_pb2.Constraint) -> ConstraintId:
+    """Refuse what the id stands for already; how a request ends and jumps is its own."""
+    for option in COMPILE_OPTIONS:
+        if getattr(message.options, option):
+            raise _inapplicable(option, "constraint_id: it is part of what the id stands for")
+    if not message.constraint_id:
+        raise ConstraintError(
+            "constraint_id must not be empty", field="input.constraint.constraint_id"
+        )
+    return ConstraintId(message.constraint_id)
 
 
 def _require_true(json_object: bool) -> None:
@@ -282,6 +310,18 @@ def to_wire(given: GenerationInput) -> generation_pb2.GenerationInput:
         raise InvalidRequest(f"the request cannot be sent: {error}", field="input") from None
 
 
+def constraint_to_wire(constraint: Constraint | ConstraintId) -> constraint_pb2.Constraint:
+    """Build a constraint.  Raises InvalidRequest: a text cannot be put on the wire at all."""
+    message = constraint_pb2.Constraint()
+    try:
+        _put_constraint(constraint, message)
+    except ValueError as error:  # a lone surrogate
+        raise InvalidRequest(
+            f"the constraint cannot be sent: {error}", field="input.constraint"
+        ) from None
+    return message
+
+
 def _to_wire(given: GenerationInput) -> generation_pb2.GenerationInput:
     message = generation_pb2.GenerationInput(
         request_id=given.request_id, special_tokens=given.special_tokens
@@ -290,8 +330,14 @@ def _to_wire(given: GenerationInput) -> generation_pb2.GenerationInput:
         message.priority = given.priority
     _put_prompt(given.prompt, message)
     _put_params(given.params, message)
-    if given.params.constraint is not None:
+    if given.constraint_id:
+        _put_constraint(ConstraintId(given.constraint_id), message.constraint)
+    elif given.params.constraint is not None:
         _put_constraint(given.params.constraint, message.constraint)
+    if message.HasField("constraint") and not given.params.close_within_budget:
+        message.constraint.options.truncation = constraint_pb2.TRUNCATION_MARK
+    if given.params.constraint_after:
+        message.constraint.options.after = given.params.constraint_after
     return message
 
 
@@ -321,13 +367,14 @@ def _put_params(params: SamplingParams, message: generation_pb2.GenerationInput)
     message.sampling.logit_bias.update(dict(params.logit_bias))
     if params.time_limit_s is not None:
         message.time_limit.FromNanoseconds(round(params.time_limit_s * 1e9))
-    if params.constraint is not None and not params.close_within_budget:
-        message.constraint.options.truncation = constraint_pb2.TRUNCATION_MARK
-    if params.constraint_after:
-        message.constraint.options.after = params.constraint_after
 
 
-def _put_constraint(constraint: Constraint, message: constraint_pb2.Constraint) -> None:
+def _put_constraint(
+    constraint: Constraint | ConstraintId, message: constraint_pb2.Constraint
+) -> None:
+    if isinstance(constraint, ConstraintId):
+        message.constraint_id = constraint.id
+        return
     if constraint.backend is not Backend.AUTO:
         message.options.backend = _BACKENDS_BACK[constraint.backend]
     match constraint:

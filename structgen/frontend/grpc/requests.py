@@ -7,11 +7,18 @@ from typing import Generic, Protocol, Self, TypedDict, TypeVar
 
 import msgspec
 
-from structgen.constraints import JsonObject, JsonSchema
+from structgen.constraints import Constraint, ConstraintId, JsonObject, JsonSchema
+from structgen.errors import InvalidRequest
 from structgen.frontend.answer import ConstraintStatus
-from structgen.frontend.arguments import AnyConstraint, AnyPrompt, constrain, to_prompt
+from structgen.frontend.arguments import (
+    AnyConstraint,
+    AnyPrompt,
+    constrain,
+    to_constraint,
+    to_prompt,
+)
 from structgen.frontend.grpc import convert, results
-from structgen.frontend.grpc._pb import generation_service_pb2
+from structgen.frontend.grpc._pb import constraint_service_pb2, generation_service_pb2
 from structgen.frontend.inputs import GenerationInput
 from structgen.frontend.logprobs import PositionLogprobs
 from structgen.frontend.outputs import RequestOutput
@@ -32,6 +39,9 @@ class SchemaModel(Protocol):
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=SchemaModel)
+
+
+SentConstraint = AnyConstraint | ConstraintId
 
 
 class Options(TypedDict, total=False):
@@ -87,6 +97,26 @@ class Completion(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         return [self, *self.others]
 
 
+def check_request(constraint: SentConstraint) -> constraint_service_pb2.CheckConstraintRequest:
+    message = convert.constraint_to_wire(_sent(constraint))
+    return constraint_service_pb2.CheckConstraintRequest(constraint=message)
+
+
+def check_text_request(
+    constraint: SentConstraint, text: str
+) -> constraint_service_pb2.CheckTextRequest:
+    """Raises InvalidRequest: the text holds a lone surrogate."""
+    message = convert.constraint_to_wire(_sent(constraint))
+    try:
+        return constraint_service_pb2.CheckTextRequest(constraint=message, text=text)
+    except ValueError as error:
+        raise InvalidRequest(f"the text cannot be sent: {error}", field="text") from None
+
+
+def _sent(constraint: SentConstraint) -> Constraint | ConstraintId:
+    return constraint if isinstance(constraint, ConstraintId) else to_constraint(constraint)
+
+
 class Request:
     """What is sent for one prompt, and how the answer to it is read."""
 
@@ -94,10 +124,13 @@ class Request:
         self,
         prompt: AnyPrompt,
         params: SamplingParams | None,
-        constraint: AnyConstraint | None,
+        constraint: SentConstraint | None,
         options: Options,
     ) -> None:
-        params = constrain(params or SamplingParams(), constraint)
+        given, id = (
+            (None, constraint.id) if isinstance(constraint, ConstraintId) else (constraint, "")
+        )
+        params = constrain(params or SamplingParams(), given)
         self._message = convert.to_wire(
             GenerationInput(
                 prompt=to_prompt(prompt),
@@ -105,6 +138,7 @@ class Request:
                 request_id=options.get("request_id", ""),
                 priority=options.get("priority", 0),
                 special_tokens=options.get("special_tokens", False),
+                constraint_id=id,
             )
         )
         self._message.response.token_ids = options.get("token_ids", False)

@@ -8,8 +8,10 @@ from google.protobuf.duration_pb2 import Duration
 
 from structgen.constraints import Backend
 from structgen.frontend.answer import ConstraintStatus, Finish
+from structgen.frontend.checks import ConstraintCheck
 from structgen.frontend.grpc._pb import (
     constraint_pb2,
+    constraint_service_pb2,
     generation_pb2,
     generation_service_pb2,
     model_service_pb2,
@@ -18,7 +20,7 @@ from structgen.frontend.logprobs import PositionLogprobs, TokenLogprob
 from structgen.frontend.outputs import RequestOutput
 from structgen.frontend.usage import Timings, Usage
 from structgen.keywords import KeywordReport, Treatment
-from structgen.messages import ConstraintInfo, FinishReason, ModelInfo
+from structgen.messages import ConstraintInfo, FinishReason, ModelInfo, TextVerdict
 
 _REASONS: dict[FinishReason, generation_pb2.FinishReason.ValueType] = {
     reason: generation_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}")
@@ -114,6 +116,27 @@ def to_model_info(model: ModelInfo) -> model_service_pb2.GetModelInfoResponse:
         attention=model.attention,
         block_size=model.block_size,
         num_blocks=model.num_blocks,
+    )
+
+
+def to_checked_constraint(
+    check: ConstraintCheck,
+) -> constraint_service_pb2.CheckConstraintResponse:
+    return constraint_service_pb2.CheckConstraintResponse(
+        constraint=_constraint(check.constraint), size_bytes=check.size_bytes
+    )
+
+
+def to_checked_text(check: ConstraintCheck) -> constraint_service_pb2.CheckTextResponse:
+    verdict = check.verdict
+    assert verdict is not None, "no text was judged"
+    return constraint_service_pb2.CheckTextResponse(
+        accepted=verdict.accepted,
+        prefix=verdict.is_prefix,
+        error_offset=verdict.error_offset,
+        expected=verdict.expected,
+        may_end=verdict.may_end,
+        constraint=_constraint(check.constraint),
     )
 
 
@@ -258,6 +281,19 @@ def from_event(event: generation_service_pb2.StreamGenerateResponse) -> RequestO
             return _delta_back(event.delta)
         case _:
             return _finished_back(event.finished)
+
+
+def from_checked_constraint(
+    response: constraint_service_pb2.CheckConstraintResponse,
+) -> ConstraintCheck:
+    return ConstraintCheck(
+        constraint=_constraint_back(response.constraint), size_bytes=response.size_bytes
+    )
+
+
+def from_checked_text(response: constraint_service_pb2.CheckTextResponse) -> TextVerdict:
+    offset = response.error_offset if response.HasField("error_offset") else None
+    return TextVerdict(offset, response.may_end, list(response.expected))
 
 
 def _started_back(started: generation_service_pb2.Started) -> RequestOutput:

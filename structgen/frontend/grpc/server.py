@@ -23,15 +23,18 @@ from structgen.errors import ConfigError
 from structgen.frontend.async_llm import AsyncLLM
 from structgen.frontend.grpc import health, reflection
 from structgen.frontend.grpc._pb import (
+    constraint_service_pb2_grpc,
     generation_service_pb2_grpc,
     model_service_pb2_grpc,
 )
-from structgen.frontend.grpc.services import GenerationService, ModelService
+from structgen.frontend.grpc.services import ConstraintService, GenerationService, ModelService
 
 log = logs.get(__name__)
 
 GENERATION = "structgen.v1.GenerationService"
+CONSTRAINT = "structgen.v1.ConstraintService"
 MODEL = "structgen.v1.ModelService"
+SERVICES = (GENERATION, CONSTRAINT, MODEL)
 
 # Handlers that have their answer need only to send it.
 SEND_S = 1.0
@@ -54,7 +57,7 @@ class Server:
     def __init__(self, llm: AsyncLLM, config: ServerConfig) -> None:
         self._llm = llm
         self._config = config
-        self._health = health.HealthService((GENERATION, MODEL))
+        self._health = health.HealthService(SERVICES)
         self._server = grpc.aio.server(options=_options(config))
         self._add_services()
 
@@ -87,11 +90,14 @@ class Server:
         generation = GenerationService(self._llm, max_batch_items=self._config.max_batch_items)
         add = generation_service_pb2_grpc.add_GenerationServiceServicer_to_server
         add(generation, self._server)
+        constraint_service_pb2_grpc.add_ConstraintServiceServicer_to_server(
+            ConstraintService(self._llm), self._server
+        )
         model_service_pb2_grpc.add_ModelServiceServicer_to_server(
             ModelService(self._llm), self._server
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.add_to_server((GENERATION, MODEL, health.SERVICE), self._server)
+        reflection.add_to_server((*SERVICES, health.SERVICE), self._server)
 
 
 async def serve(engine: EngineConfig, config: ServerConfig) -> None:

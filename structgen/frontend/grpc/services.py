@@ -27,6 +27,8 @@ from structgen.errors import (
 from structgen.frontend.async_llm import AsyncLLM
 from structgen.frontend.grpc import convert, errors, results
 from structgen.frontend.grpc._pb import (
+    constraint_service_pb2,
+    constraint_service_pb2_grpc,
     generation_pb2,
     generation_service_pb2,
     generation_service_pb2_grpc,
@@ -119,6 +121,25 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
                 f"got {len(request.inputs)}",
                 field="inputs",
             )
+
+
+class ConstraintService(constraint_service_pb2_grpc.ConstraintServiceServicer):
+    def __init__(self, llm: AsyncLLM) -> None:
+        self._llm = llm
+
+    async def CheckConstraint(
+        self, request: constraint_service_pb2.CheckConstraintRequest, context: Context
+    ) -> constraint_service_pb2.CheckConstraintResponse:
+        async with _Answering(context, prefix=""):
+            check = await self._llm.check(convert.constraint_from_wire(request))
+            return results.to_checked_constraint(check)
+
+    async def CheckText(
+        self, request: constraint_service_pb2.CheckTextRequest, context: Context
+    ) -> constraint_service_pb2.CheckTextResponse:
+        async with _Answering(context, prefix=""):
+            check = await self._llm.check(convert.constraint_from_wire(request), request.text)
+            return results.to_checked_text(check)
 
 
 class ModelService(model_service_pb2_grpc.ModelServiceServicer):

@@ -179,7 +179,10 @@ class Constraint(_message.Message):
     structural_tag: _builtins.str
     """A structural tag as JSON text: constrained passages inside free text."""
     constraint_id: _builtins.str
-    """The id of a constraint compiled before, from ConstraintInfo."""
+    """A constraint that the server has compiled lately, by the id in its ConstraintInfo. Options
+    that make another constraint (backend, unsupported, whitespace) are refused beside it. An id
+    that is not known, or not any more, is NOT_FOUND.
+    """
     @_builtins.property
     def grammar(self) -> Global___Grammar:
         """A context-free grammar."""
@@ -362,7 +365,7 @@ class ConstraintInfo(_message.Message):
     cached: _builtins.bool
     """Whether it had been compiled before this request."""
     constraint_id: _builtins.str
-    """Equal for equal constraints."""
+    """Equal for equal constraints; stands for this one in other requests."""
     @_builtins.property
     def keywords(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeywordReport]:
         """What became of each keyword of the schema."""
