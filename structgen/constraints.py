@@ -9,14 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
-from structgen.errors import ConstraintError
+from structgen.errors import ConstraintError, ConstraintTooLarge
 
 FIELD = "input.constraint"
+
+# What is looked at at all, by whoever takes a request in; what is compiled is bounded further.
+# Characters of a schema's text, white space included, and bytes of any other.
+MAX_SCHEMA_CHARACTERS = 1024 * 1024
+MAX_TEXT_BYTES = 256 * 1024
+MAX_OPTIONS = 10_000
+
+MAX_DIGITS = 308  # of an integer in a schema: what a double holds
 
 
 class Whitespace(StrEnum):
@@ -50,6 +59,7 @@ class JsonSchema(_Constraint, frozen=True, tag="json_schema"):
 
     best_effort: go on without the keywords that nothing can enforce, instead of refusing them.
     Raises ConstraintError: the text is not JSON, or not an object or a boolean.
+    ConstraintTooLarge: it is beyond what is parsed.
     """
 
     schema: str
@@ -57,13 +67,12 @@ class JsonSchema(_Constraint, frozen=True, tag="json_schema"):
     best_effort: bool = False
 
     def __post_init__(self) -> None:
-        parsed = _parse_json(self.schema, f"{FIELD}.json_schema")
-        if not isinstance(parsed, dict | bool):
-            raise ConstraintError(
-                f"json_schema must be a JSON object or a boolean, got {type(parsed).__name__}",
-                field=f"{FIELD}.json_schema",
-            )
-        minified = json.dumps(parsed, ensure_ascii=False, separators=(",", ":"))
+        field = f"{FIELD}.json_schema"
+        most = MAX_SCHEMA_CHARACTERS
+        _require_size("the number of characters", len(self.schema), most, field)
+        minified = _minified(self.schema, field)
+        if not minified.startswith(("{", "t", "f")):
+            raise ConstraintError("json_schema must be a JSON object or a boolean", field=field)
         msgspec.structs.force_setattr(self, "schema", minified)
 
     @classmethod
@@ -124,10 +133,14 @@ class Choice(_Constraint, frozen=True, tag="choice"):
     options: tuple[str, ...]
 
     def __post_init__(self) -> None:
+        field = f"{FIELD}.choice"
         if not self.options:
-            raise ConstraintError("choice needs at least one option", field=f"{FIELD}.choice")
+            raise ConstraintError("choice needs at least one option", field=field)
+        _require_size("the number of options", len(self.options), MAX_OPTIONS, field)
         for index, option in enumerate(self.options):
-            _require_text(option, f"{FIELD}.choice.options[{index}]")
+            _require_text(option, f"{field}.options[{index}]")
+        size = sum(len(option.encode()) for option in self.options)
+        _require_size("the size in bytes of all options", size, MAX_TEXT_BYTES, field)
 
 
 class ConstraintId(msgspec.Struct, frozen=True):
@@ -143,42 +156,70 @@ Constraint = JsonSchema | JsonObject | Regex | Ebnf | Lark | Choice
 
 
 def _require_text(text: str, field: str) -> None:
+    name = field.rpartition(".")[2]
     if not text:
-        raise ConstraintError(f"{field.rpartition('.')[2]} must not be empty", field=field)
-    _require_utf8(text, field)
-
-
-def _require_utf8(text: str, field: str) -> None:
+        raise ConstraintError(f"{name} must not be empty", field=field)
     try:
-        text.encode()
+        size = len(text.encode())
     except UnicodeEncodeError as error:
         raise ConstraintError(
-            f"{field.rpartition('.')[2]} holds a lone surrogate at character {error.start}",
-            field=field,
+            f"{name} holds a lone surrogate at character {error.start}", field=field
         ) from None
+    _require_size("the size in bytes", size, MAX_TEXT_BYTES, field)
 
 
-def _parse_json(text: str, field: str) -> Any:
-    """Parse strict JSON: no NaN or Infinity, no duplicate keys, no lone surrogates."""
+def _require_size(what: str, size: int, limit: int, field: str) -> None:
+    if size > limit:
+        name = field.removeprefix(f"{FIELD}.")
+        raise ConstraintTooLarge(f"{name}: {what} must be at most {limit}, got {size}", field=field)
 
-    def constant(name: str) -> Any:
-        raise ValueError(f"{name} is not JSON")
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result = dict(pairs)
-        if len(result) != len(pairs):
-            seen: set[str] = set()
-            twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-            raise ValueError(f"duplicate key {twice!r}")
-        return result
+def _minified(text: str, field: str) -> str:
+    """Return strict JSON text without white space; given that, the same again.
 
+    Raises ConstraintError: it has NaN or Infinity, a number beyond a double, duplicate keys, or
+    lone surrogates, or is no JSON at all.
+    """
     try:
-        parsed = json.loads(text, parse_constant=constant, object_pairs_hook=unique)
-        json.dumps(parsed, ensure_ascii=False).encode()
+        parsed = json.loads(
+            text,
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
+            parse_int=_integer,
+            object_pairs_hook=_unique,
+        )
+        minified = json.dumps(parsed, ensure_ascii=False, separators=(",", ":"))
+        minified.encode()
     except UnicodeEncodeError:
         raise ConstraintError("json_schema holds a lone surrogate", field=field) from None
     except RecursionError:
         raise ConstraintError("json_schema is nested too deeply", field=field) from None
     except ValueError as error:
         raise ConstraintError(f"json_schema is not JSON: {error}", field=field) from None
-    return parsed
+    return minified
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is no number that a double holds")
+    return value
+
+
+def _integer(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise ValueError(f"an integer must have at most {MAX_DIGITS} digits, got {len(text)}")
+    return int(text)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"duplicate key {twice!r}")
+    return result

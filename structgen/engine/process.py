@@ -65,9 +65,7 @@ class EngineProcess:
 
     def _serve(self) -> int:
         core, info = build_core(self._config)
-        threading.Thread(
-            target=self._receive_inputs, args=(core,), name="input", daemon=True
-        ).start()
+        threading.Thread(target=self._receive, args=(core,), name="input", daemon=True).start()
         self._outbox.put(Ready(info))
         while core.running:
             outputs, checked = core.step(), core.take_checked()
@@ -84,6 +82,13 @@ class EngineProcess:
         while (message := self._outbox.get()) is not None:
             socket.send(messages.encode(message))
         socket.close()
+
+    def _receive(self, core: EngineCore) -> None:
+        try:
+            self._receive_inputs(core)
+        except BaseException:  # nobody would hear anything more
+            log.error("the input thread broke", exc_info=True)
+            os._exit(1)
 
     def _receive_inputs(self, core: EngineCore) -> None:
         socket = self._context.socket(zmq.PULL)

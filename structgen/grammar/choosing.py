@@ -19,6 +19,7 @@ from structgen.grammar.base import CompiledConstraint, GrammarBackend, Vocabular
 from structgen.grammar.closing import Closer, Exit, Walk
 from structgen.grammar.endings import patterns_of
 from structgen.grammar.schema import LLGUIDANCE, OUTLINES, XGRAMMAR, prepare
+from structgen.grammar.sizes import require_size
 from structgen.grammar.spelling import Spelling
 from structgen.keywords import KeywordReport
 
@@ -100,8 +101,10 @@ class Backends:
         """Compile with the backend that was named, or with the first that enforces everything.
 
         Raises ConstraintError: the constraint is malformed, or nothing can enforce it, and why.
-        Unsupported: the named backend does not have this kind.
+        ConstraintTooLarge: it is beyond a limit.  Unsupported: the named backend does not have this
+        kind.
         """
+        require_size(constraint)
         refusals: list[ConstraintError] = []
         for backend in self._candidates(constraint):
             try:

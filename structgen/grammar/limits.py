@@ -20,6 +20,10 @@ MAX_ENUM_BYTES = 64 * 1024  # of one string
 MAX_MULTIPLE = 10_000
 MAX_PATTERN_CHARACTERS = 16 * 1024
 
+# Of a regex.
+MAX_REGEX_CHARACTERS = 64 * 1024
+MAX_REGEX_REPETITIONS = 10_000_000  # those within each other multiplied
+
 # Of an EBNF grammar.
 MAX_GRAMMAR_BYTES = 256 * 1024
 MAX_GRAMMAR_RULES = 5_000
