@@ -140,7 +140,7 @@ def _params(item: Item, max_tokens: int, *, free: bool, close: bool) -> Sampling
 async def warm_up(client: AsyncClient, workload: Workload) -> None:
     """Have every constraint compiled."""
     first_of_each = {item.constraint: item for item in reversed(workload.items)}
-    await run(client, list(first_of_each.values()), 1, 1, free=False)
+    await run(client, list(first_of_each.values()), 1, 1, free=False, close=False)
 
 
 async def compare(

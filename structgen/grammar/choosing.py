@@ -42,13 +42,14 @@ class Recipe(msgspec.Struct, frozen=True, array_like=True):
     """How a constraint is to be compiled: by which library, and the text that it is to be given.
 
     keywords: what becomes of those of the client's schema.  shortest: the tokens of the shortest
-    text that was found, once it was looked for.
+    text that was found, once it was looked for; at_least: how many every text has.
     """
 
     backend: str
     constraint: Constraint
     keywords: list[KeywordReport] = []
     shortest: list[int] | None = None
+    at_least: int = 0
 
 
 class Chosen(msgspec.Struct, frozen=True):
@@ -129,7 +130,8 @@ class Backends:
             with self._lock:
                 grammar = self._compiled.setdefault(key, grammar)
         is_json = isinstance(recipe.constraint, JsonSchema | JsonObject)
-        exit = Exit(patterns_of(recipe.constraint), is_json, recipe.shortest)
+        patterns = patterns_of(recipe.constraint)
+        exit = Exit(patterns, is_json, recipe.shortest, recipe.at_least)
         return Chosen(backend, grammar, recipe, exit)
 
     def explored(self, chosen: Chosen) -> Chosen:
@@ -138,10 +140,12 @@ class Backends:
             return chosen
         start = Walk(chosen.backend, chosen.grammar.new_matcher(), chosen.exit, self._full)
         shortest = self.closer.way_out(start, MAX_SHORTEST)
+        start = Walk(chosen.backend, chosen.grammar.new_matcher(), chosen.exit, self._full)
+        at_least = self.closer.at_least(start)
         return msgspec.structs.replace(
             chosen,
-            recipe=msgspec.structs.replace(chosen.recipe, shortest=shortest),
-            exit=msgspec.structs.replace(chosen.exit, shortest=shortest),
+            recipe=msgspec.structs.replace(chosen.recipe, shortest=shortest, at_least=at_least),
+            exit=msgspec.structs.replace(chosen.exit, shortest=shortest, at_least=at_least),
         )
 
     def _candidates(self, constraint: Constraint) -> Iterator[GrammarBackend]:

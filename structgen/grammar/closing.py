@@ -27,10 +27,11 @@ Move = tuple[int, ...]
 Restrict = Callable[[bitmask.Words, Sequence[int]], None]
 
 MAX_MASKS = 600  # that one search looks at: some 50 ms
+MAX_MASKS_AHEAD = 200  # that are looked at for how long every text is
 MAX_DEPARTURES = 3
 FIRST_DEPTH = 8
 PER_CLASS = 2  # candidates that each class of tokens contributes
-FORCED_AMONG = 64  # tokens that are looked at for one that begins with all others
+FEW = 64  # tokens, so that each is looked at
 CHUNK = 1024
 RECENT = 8  # moves, of which the same one is not wanted half of the time
 
@@ -49,12 +50,14 @@ class Exit(msgspec.Struct, frozen=True):
     """What helps to find the end of a constraint's texts.
 
     patterns: what strings may have to match.  is_json: strings can be told from the rest.
-    shortest: the way from the beginning that was found, if any.
+    shortest: the way from the beginning that was found, if any.  at_least: tokens that every text
+    has.
     """
 
     patterns: Patterns
     is_json: bool
     shortest: list[int] | None = None
+    at_least: int = 0
 
     def behind(self, lead_in: list[int]) -> Exit:
         """Return the same for texts that these tokens lead in."""
@@ -190,13 +193,46 @@ class Closer:
         walk.back(len(lead_in))
         return None if rest is None else lead_in + rest
 
+    def at_least(self, walk: Walk) -> int:
+        """Return a number of tokens that every way out has, as far as all can be followed."""
+        seen: set[bytes] = set()
+        level: dict[bytes, tuple[int, ...]] = {b"": ()}
+        length = 0
+        try:
+            while level:
+                ahead: dict[bytes, tuple[int, ...]] = {}
+                for text, way in level.items():
+                    if not self._look_ahead(walk, text, way, ahead):
+                        return length
+                seen |= level.keys()
+                level = {text: way for text, way in ahead.items() if text not in seen}
+                length += 1
+        except GrammarError:
+            pass
+        return length
+
+    def _look_ahead(
+        self, walk: Walk, text: bytes, way: Sequence[int], ahead: dict[bytes, tuple[int, ...]]
+    ) -> bool:
+        """Add the texts that one more token leads to; False: this is an end, or they are many."""
+        walk.accept(*way)
+        followed = False
+        if not walk.accepting and walk.num_masks < MAX_MASKS_AHEAD:
+            words = walk.allowed()
+            if bitmask.count(words[None])[0] <= FEW:
+                followed = True
+                for token in bitmask.unpack(words, len(self.texts)):
+                    ahead.setdefault(text + self.texts[token], (*way, token))
+        walk.back(len(way))
+        return followed
+
     def forced(self, words: bitmask.Words) -> int | None:
         """Return the token that begins with every other one that is allowed.
 
         None also for a sign before a number, which nothing asks for.
         """
         count = int(bitmask.count(words[None])[0])
-        if not 0 < count <= FORCED_AMONG:
+        if not 0 < count <= FEW:
             return None
         allowed = bitmask.unpack(words, len(self.texts))
         longest = max(allowed, key=self._lengths.__getitem__)

@@ -15,6 +15,7 @@ from structgen.grammar.schema.automaton import Automaton, TooLarge, shortest_end
 from structgen.grammar.schema.regex import RegexError
 
 MAX_PATTERNS = 16
+MAX_STATES = 4_000  # of all automata: some milliseconds
 MAX_CHARACTERS = 1024  # of a string that is looked at
 
 Patterns = list[Automaton]
@@ -29,7 +30,14 @@ def patterns_of(constraint: Constraint) -> Patterns:
             texts = list(dict.fromkeys(_patterns(json.loads(schema))))[:MAX_PATTERNS]
         case _:
             texts = []
-    return [automaton for text in texts if (automaton := _automaton(text)) is not None]
+    found: Patterns = []
+    for text in texts:
+        automaton = _automaton(text)
+        if automaton is not None:
+            found.append(automaton)
+        if sum(one.num_states for one in found) > MAX_STATES:
+            break
+    return found
 
 
 def endings(patterns: Patterns, text: str) -> list[str]:

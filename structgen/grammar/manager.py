@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from structgen.constraints import Constraint
-from structgen.errors import InternalError, StructgenError
+from structgen.errors import InternalError, InvalidRequest, StructgenError
 from structgen.grammar import bitmask, gate
 from structgen.grammar.base import GrammarBackend, GrammarError, Matcher
 from structgen.grammar.budget import Budget
@@ -241,14 +241,17 @@ class GrammarManager:
         self, request: Constrained, constraint: Constraint, compiled: Compiled, *, cached: bool
     ) -> None:
         chosen = compiled.require()
-        request.matcher = chosen.grammar.new_matcher()
-        exit = chosen.exit
+        matcher = chosen.grammar.new_matcher()
+        exit = chosen.exit if request.params.close_within_budget else None
+        if exit is not None:
+            _require_room(request, exit.at_least)
         if request.marker is not None:
-            request.matcher = GatedMatcher(self._gates.get(request.marker), request.matcher)
-            exit = exit and exit.behind(request.matcher.lead_in)
-        request.compiling = False
-        if request.params.close_within_budget and exit is not None:
+            matcher = GatedMatcher(self._gates.get(request.marker), matcher)
+            exit = exit and exit.behind(matcher.lead_in)
+        if exit is not None:
             request.budget = Budget(exit, request.limit - len(request.tokens))
+        request.matcher = matcher
+        request.compiling = False
         request.constraint_info = compiled.info(constraint, cached=cached)
 
     def _is_restricted(self, request: Constrained) -> bool:
@@ -357,6 +360,17 @@ def _backend_of(request: Constrained) -> str:
 def _matcher_of(request: Constrained) -> Matcher:
     assert request.matcher is not None, f"{request.id} has no matcher"
     return request.matcher
+
+
+def _require_room(request: Constrained, at_least: int) -> None:
+    """Raises InvalidRequest: max_tokens does not let any text of the constraint end."""
+    max_tokens = request.params.max_tokens
+    if max_tokens is not None and max_tokens < at_least:
+        raise InvalidRequest(
+            f"max_tokens must be at least {at_least}, what the shortest text under the constraint "
+            f"takes (or truncation be MARK), got {max_tokens}",
+            field="input.stopping.max_tokens",
+        )
 
 
 def _dead_end(request: Constrained) -> str:

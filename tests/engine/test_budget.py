@@ -76,10 +76,28 @@ def test_a_request_may_ask_to_be_cut() -> None:
 
 def test_what_no_way_completes_is_cut() -> None:
     engine = wanting("ABCDEFGHIJKL")
-    engine.add("a", [1], max_tokens=2, constraint=LONG_OR_SHORT)
+    bad = [ids("X"), ids("Y"), ids("L")]
+    engine.add("a", [1], max_tokens=4, constraint=LONG_OR_SHORT, bad=bad)
     end = end_of(engine)
-    assert (text(engine, "a"), end.finish) == ("AB", FinishReason.MAX_TOKENS)
+    assert (text(engine, "a"), end.finish) == ("ABCD", FinishReason.MAX_TOKENS)
     assert (end.closed, end.accepting) == (False, False)
+
+
+def test_a_limit_below_every_text_is_refused_unless_it_is_to_cut() -> None:
+    engine = wanting("ABCDEFGHIJKL")
+    for warm in (False, True):
+        engine.add(
+            f"cut {warm}", [1], max_tokens=2, constraint=LONG_OR_SHORT, close_within_budget=False
+        )
+        engine.add(f"closed {warm}", [1], max_tokens=2, constraint=LONG_OR_SHORT)
+        engine.run(4 if warm else 2)
+        error = engine.ends[f"closed {warm}"].error
+        assert error is not None
+        assert (error.kind, error.field) == ("InvalidRequest", "input.stopping.max_tokens")
+        assert "at least 3" in error.message
+        assert "got 2" in error.message
+        assert text(engine, f"cut {warm}") == "AB"
+    engine.assert_clean()
 
 
 def test_a_way_out_avoids_what_is_banned() -> None:
@@ -150,4 +168,4 @@ def test_whatever_the_model_wants_answers_are_complete_if_one_option_fits(seed: 
             assert text(engine, "a") in options
             assert end.accepting
         else:
-            assert end.finish is FinishReason.MAX_TOKENS
+            assert end.error is not None

@@ -157,6 +157,22 @@ def test_a_short_way_is_found_where_the_likely_one_is_long(backends: Backends) -
     assert completed(backends, chosen, b"", budget=2) == b"zq"
 
 
+@pytest.mark.parametrize(
+    ("constraint", "length"),
+    [
+        (Choice(("zzzz", "zq")), 2),
+        (Regex("[ab]{3}"), 3),
+        (Regex("a?"), 0),
+        (JsonSchema('{"const": [1, "ab"]}'), 9),
+        (JsonSchema('{"type": "object", "properties": {"ab": {}}, "required": ["ab"]}'), 8),
+    ],
+)
+def test_every_text_is_as_long_as_is_said(constraint: Constraint, length: int) -> None:
+    backends = BACKENDS["bytes"]
+    at_least = backends.closer.at_least(begun(backends, backends.compile(constraint), b""))
+    assert at_least == length
+
+
 def test_a_way_uses_nothing_that_is_ruled_out(backends: Backends) -> None:
     chosen = backends.compile(Regex("[ab]{3}"))
     banned = bitmask.TokenSet([ord("a")])

@@ -15,6 +15,7 @@ from structgen.grammar.schema.regex import Alternation, Chars, Concat, Node, Rep
 
 MAX_STATES = 6_000
 MAX_STEPS = 2_000
+MAX_KNOWN = 10_000  # sets of states whose moves are kept
 
 
 class TooLarge(Exception):
@@ -37,6 +38,10 @@ class Automaton:
         self._end = self._build(node, self._start)
         self.first = self._closure({self._start})
 
+    @property
+    def num_states(self) -> int:
+        return len(self._empty)
+
     def accepts(self, text: str) -> bool:
         return self.accepting(self.after(text))
 
@@ -53,6 +58,8 @@ class Automaton:
     def moves(self, states: frozenset[int]) -> list[tuple[Ranges, frozenset[int]]]:
         """Return what can be read from here and where each leads."""
         if states not in self._known:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
             self._known[states] = [
                 (ranges, self._closure({target}))
                 for state in states
