@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         JsonSchema,
         Lark,
         Regex,
+        StructuralTag,
     )
     from structgen.errors import StructgenError
     from structgen.frontend.async_llm import AsyncLLM
@@ -40,6 +41,7 @@ __all__ = [
     "Regex",
     "SamplingParams",
     "StructgenError",
+    "StructuralTag",
 ]
 
 _MODULES = {
@@ -56,6 +58,7 @@ _MODULES = {
     "Regex": "structgen.constraints",
     "SamplingParams": "structgen.params",
     "StructgenError": "structgen.errors",
+    "StructuralTag": "structgen.constraints",
 }
 
 

@@ -127,6 +127,24 @@ class Lark(_Constraint, frozen=True, tag="lark"):
         _require_text(self.start, f"{FIELD}.grammar.root_rule")
 
 
+class StructuralTag(_Constraint, frozen=True, tag="structural_tag"):
+    """A text with constrained passages: `structural_tag`, JSON text in xgrammar's notation.
+
+    structgen.grammar.structural_tag describes which formats it may use.
+    Raises ConstraintError: the text is not JSON, or not an object.
+    """
+
+    structural_tag: str
+
+    def __post_init__(self) -> None:
+        field = f"{FIELD}.structural_tag"
+        _require_text(self.structural_tag, field)
+        minified = _minified(self.structural_tag, field)
+        if not minified.startswith("{"):
+            raise ConstraintError("structural_tag must be a JSON object", field=field)
+        msgspec.structs.force_setattr(self, "structural_tag", minified)
+
+
 class Choice(_Constraint, frozen=True, tag="choice"):
     """Exactly one of the options."""
 
@@ -152,7 +170,7 @@ class ConstraintId(msgspec.Struct, frozen=True):
     id: str
 
 
-Constraint = JsonSchema | JsonObject | Regex | Ebnf | Lark | Choice
+Constraint = JsonSchema | JsonObject | Regex | Ebnf | Lark | Choice | StructuralTag
 
 
 def _require_text(text: str, field: str) -> None:
@@ -180,6 +198,7 @@ def _minified(text: str, field: str) -> str:
     Raises ConstraintError: it has NaN or Infinity, a number beyond a double, duplicate keys, or
     lone surrogates, or is no JSON at all.
     """
+    name = field.rpartition(".")[2]
     try:
         parsed = json.loads(
             text,
@@ -191,11 +210,11 @@ def _minified(text: str, field: str) -> str:
         minified = json.dumps(parsed, ensure_ascii=False, separators=(",", ":"))
         minified.encode()
     except UnicodeEncodeError:
-        raise ConstraintError("json_schema holds a lone surrogate", field=field) from None
+        raise ConstraintError(f"{name} holds a lone surrogate", field=field) from None
     except RecursionError:
-        raise ConstraintError("json_schema is nested too deeply", field=field) from None
+        raise ConstraintError(f"{name} is nested too deeply", field=field) from None
     except ValueError as error:
-        raise ConstraintError(f"json_schema is not JSON: {error}", field=field) from None
+        raise ConstraintError(f"{name} is not JSON: {error}", field=field) from None
     return minified
 
 

@@ -21,6 +21,7 @@ PUBLIC = [
     "Regex",
     "SamplingParams",
     "StructgenError",
+    "StructuralTag",
 ]
 CLIENT = ["AsyncClient", "Client", "Completion", "ConstraintCheck", "TextVerdict"]
 

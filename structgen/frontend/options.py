@@ -20,6 +20,7 @@ from structgen.constraints import (
     JsonSchema,
     Lark,
     Regex,
+    StructuralTag,
     Whitespace,
 )
 from structgen.errors import InvalidRequest
@@ -184,6 +185,12 @@ def add_constraint(parser: ArgumentParser) -> None:
     kinds.add_argument("--regex", metavar="PATTERN", help="must match the whole answer")
     kinds.add_argument("--ebnf", type=Path, metavar="FILE", help="a grammar with the rule `root`")
     kinds.add_argument("--lark", type=Path, metavar="FILE", help="a grammar with the rule `start`")
+    kinds.add_argument(
+        "--structural-tag",
+        type=Path,
+        metavar="FILE",
+        help="passages of free text, as JSON",
+    )
     kinds.add_argument("--choice", action="append", metavar="TEXT", help="repeat for each option")
     group.add_argument(
         "--whitespace",
@@ -230,6 +237,8 @@ def _constraint(given: Namespace) -> Constraint | None:
         return Ebnf(_read(given.ebnf), backend=backend)
     if given.lark:
         return Lark(_read(given.lark), backend=backend)
+    if given.structural_tag:
+        return StructuralTag(_read(given.structural_tag), backend=backend)
     if given.choice:
         return Choice(tuple(given.choice), backend=backend)
     if backend is not Backend.AUTO:

@@ -24,6 +24,7 @@ from structgen.constraints import (
     JsonSchema,
     Lark,
     Regex,
+    StructuralTag,
 )
 from structgen.errors import ConstraintError
 from structgen.grammar import bitmask
@@ -161,3 +162,5 @@ def field_of(constraint: Constraint) -> str:
             return f"{FIELD}.grammar.text"
         case Choice():
             return f"{FIELD}.choice"
+        case StructuralTag():
+            return f"{FIELD}.structural_tag"

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from structgen.constraints import Backend, Constraint, JsonObject, JsonSchema
+from structgen.constraints import Backend, Constraint, JsonObject, JsonSchema, StructuralTag
 from structgen.errors import BeyondBackend, ConstraintError, Unsupported
 from structgen.grammar import bitmask, build_backend
 from structgen.grammar.base import CompiledConstraint, GrammarBackend, Vocabulary, field_of
@@ -21,6 +21,7 @@ from structgen.grammar.endings import patterns_of
 from structgen.grammar.schema import LLGUIDANCE, OUTLINES, XGRAMMAR, prepare
 from structgen.grammar.sizes import require_size
 from structgen.grammar.spelling import Spelling
+from structgen.grammar.structural_tag import prepare_tag
 from structgen.keywords import KeywordReport
 
 # As measured: llguidance compiles in a hundredth of xgrammar's time and drops nothing in silence;
@@ -167,6 +168,9 @@ def _recipe(backend: GrammarBackend, constraint: Constraint) -> Recipe:
     """Raises ConstraintError: the library cannot enforce it."""
     if isinstance(constraint, JsonSchema):
         return _schema_recipe(backend, constraint)
+    if isinstance(constraint, StructuralTag):
+        keywords = prepare_tag(constraint.structural_tag, lambda schema: schema).keywords
+        return Recipe(backend.name, StructuralTag(constraint.structural_tag), keywords)
     return Recipe(backend.name, msgspec.structs.replace(constraint, backend=Backend.AUTO))
 
 

@@ -31,6 +31,11 @@ MAX_GRAMMAR_DEPTH = 100  # nested groups
 MAX_GRAMMAR_REPETITION = 100_000
 MAX_GRAMMAR_REGEX = 64 * 1024  # characters of a grammar that is written as one regex
 
+# Of a structural tag.
+MAX_TAG_BYTES = 256 * 1024
+MAX_TAG_DEPTH = 32  # formats in each other
+MAX_TAG_FORMATS = 2_000
+
 # What rewriting may cost; beyond, a keyword is left as it is, or the schema is refused.
 MAX_REFERENCE_DEPTH = 100
 MAX_WORK = 150_000  # assertions taken up, some microseconds each

@@ -35,6 +35,7 @@ from structgen.constraints import (
     JsonSchema,
     Lark,
     Regex,
+    StructuralTag,
     Whitespace,
 )
 from structgen.errors import ConfigError, ConstraintError
@@ -74,7 +75,7 @@ class LLGuidanceBackend(GrammarBackend):
         self._end = wrapper.eos_token_id
 
     def supports(self, constraint: Constraint) -> bool:
-        return True
+        return not isinstance(constraint, StructuralTag)
 
     def compile(self, constraint: Constraint) -> LLGuidanceCompiled:
         try:
@@ -177,6 +178,8 @@ def _grammar(constraint: Constraint) -> str:
             return _regex_grammar(translate(pattern, Style.RUST).text)
         case Choice(options=options):
             return _regex_grammar("|".join(escape(option, Style.RUST) for option in options))
+        case StructuralTag():
+            raise ValueError("llguidance does not take structural tags")
         case Ebnf() | Lark():
             return _regex_grammar(to_regex(grammar_of(constraint), Style.RUST).text)
 

@@ -35,6 +35,7 @@ from structgen.constraints import (
     JsonSchema,
     Lark,
     Regex,
+    StructuralTag,
     Whitespace,
 )
 from structgen.errors import ConstraintError
@@ -84,7 +85,7 @@ class OutlinesBackend(GrammarBackend):
         self._json_text = TextGuard(vocabulary, json_automaton())
 
     def supports(self, constraint: Constraint) -> bool:
-        return not isinstance(constraint, JsonObject)
+        return not isinstance(constraint, JsonObject | StructuralTag)
 
     def compile(self, constraint: Constraint) -> OutlinesCompiled:
         try:
@@ -214,7 +215,7 @@ def _regex(constraint: Constraint) -> Translation:
             return Translation(text, sum(map(len, options)), 0, plain=False)
         case Ebnf() | Lark():
             return to_regex(grammar_of(constraint), Style.RUST, MARKERS)
-        case JsonObject():
+        case JsonObject() | StructuralTag():
             raise ValueError("outlines-core takes regexes, choices and some schemas")
 
 

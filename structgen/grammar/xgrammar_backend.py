@@ -33,6 +33,7 @@ from structgen.constraints import (
     JsonSchema,
     Lark,
     Regex,
+    StructuralTag,
     Whitespace,
 )
 from structgen.errors import ConstraintError
@@ -49,6 +50,19 @@ from structgen.grammar.ebnf import to_gbnf
 from structgen.grammar.ecma_regex import Style, translate
 from structgen.grammar.guard import State, TextGuard, json_automaton, utf8_automaton
 from structgen.grammar.notations import grammar_of
+from structgen.grammar.structural_tag import prepare_tag
+
+# Of the grammars that it makes of schemas: what follows a string, the characters of a string with a
+# length bound, and those without control characters.
+_LOOKAHEAD = r" (=([ \n\r\t]* [,}\]:]))"
+_BOUNDED_CHARACTER = r"[^\"\\\r\n]"
+_PLAIN_CHARACTER = r"[^\0-\x1f\"\\\r\n]"
+# Escapes without lone surrogates.
+_ESCAPE = (
+    r'basic_escape ::= ["\\/bfnrt] | "u" ([0-9A-CEFa-cef] [0-9A-Fa-f]{3}'
+    r" | [Dd] [0-7] [0-9A-Fa-f]{2}"
+    r' | [Dd] [89ABab] [0-9A-Fa-f]{2} "\\u" [Dd] [C-Fc-f] [0-9A-Fa-f]{2})'
+)
 
 # FLEXIBLE: blanks between tokens, at most this many, so that an answer cannot pad for ever.
 MAX_BLANKS = 2
@@ -106,6 +120,9 @@ class XGrammarBackend(GrammarBackend):
                 return self._compiler.compile_regex(translate(pattern, Style.ECMA).text)
             case Ebnf() | Lark():
                 return self._compiler.compile_grammar(to_gbnf(grammar_of(constraint)))
+            case StructuralTag(structural_tag=tag):
+                prepared = prepare_tag(tag, _schema_grammar)
+                return self._compiler.compile_structural_tag(prepared.text)
             case Choice(options=options):
                 # GBNF string literals have JSON's escapes, but no surrogate pairs.
                 rule = " | ".join(json.dumps(option, ensure_ascii=False) for option in options)
@@ -170,6 +187,20 @@ class XGrammarMatcher(Matcher):
     @property
     def accepting(self) -> bool:
         return self.text_state == State.TEXT and bool(self.handle.is_completed())
+
+
+def _schema_grammar(schema: str) -> str:
+    """Return the grammar of a schema, for where the JSON guard cannot be.
+
+    What that would keep out is written into it; and lookaheads are left out, which are right only
+    for what is inside of other JSON.
+    """
+    grammar = xgrammar.Grammar.from_json_schema(
+        schema, any_whitespace=False, separators=(", ", ": "), strict_mode=False
+    )
+    lines = [line.removesuffix(_LOOKAHEAD) for line in str(grammar).splitlines()]
+    lines = [_ESCAPE if line.startswith("basic_escape ::= ") else line for line in lines]
+    return "\n".join(lines).replace(_BOUNDED_CHARACTER, _PLAIN_CHARACTER)
 
 
 def _reason(error: Exception) -> str:

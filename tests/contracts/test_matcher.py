@@ -30,6 +30,7 @@ from structgen.constraints import (
     JsonSchema,
     Lark,
     Regex,
+    StructuralTag,
     Whitespace,
 )
 from structgen.errors import BeyondBackend, ConstraintError
@@ -473,6 +474,7 @@ def test_a_regex_is_ecma_and_matches_the_whole(
         (JsonSchema('{"$ref": "#/$defs/missing"}'), "json_schema"),
         (Ebnf("root ::= undefined"), "grammar.text"),
         (Lark("start: undefined"), "grammar.text"),
+        (StructuralTag('{"type": "structural_tag"}'), "structural_tag"),
         (Lark('start: %json {"type": "null"}'), "grammar.text"),
     ],
     ids=str,

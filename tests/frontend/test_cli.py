@@ -21,6 +21,7 @@ from structgen.constraints import (
     JsonSchema,
     Lark,
     Regex,
+    StructuralTag,
     Whitespace,
 )
 from structgen.errors import InvalidRequest
@@ -245,6 +246,7 @@ def test_generate_names_the_line_that_is_no_prompt(
         (["--regex", "a+"], Regex("a+")),
         (["--ebnf", "FILE"], Ebnf(SCHEMA)),
         (["--lark", "FILE"], Lark(SCHEMA)),
+        (["--structural-tag", "FILE"], StructuralTag(SCHEMA)),
         (["--choice", "yes", "--choice", "no"], Choice(("yes", "no"))),
     ],
 )

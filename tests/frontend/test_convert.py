@@ -21,6 +21,7 @@ from structgen.constraints import (
     JsonSchema,
     Lark,
     Regex,
+    StructuralTag,
     Whitespace,
 )
 from structgen.errors import (
@@ -55,6 +56,9 @@ CONSTRAINTS = (
     | st.builds(Regex, WORDS, backend=BACKENDS)
     | st.builds(Ebnf, WORDS, WORDS, backend=BACKENDS)
     | st.builds(Lark, WORDS, WORDS, backend=BACKENDS)
+    | st.builds(
+        StructuralTag, st.dictionaries(WORDS, VALUES, max_size=3).map(json.dumps), backend=BACKENDS
+    )
     | st.builds(Choice, st.lists(WORDS, min_size=1).map(tuple), backend=BACKENDS)
 )
 

@@ -280,6 +280,7 @@ def test_the_public_names_are_these():
         "Regex",
         "SamplingParams",
         "StructgenError",
+        "StructuralTag",
     ]
     assert all(hasattr(structgen, name) and name in dir(structgen) for name in structgen.__all__)
     assert structgen.LLM is LLM

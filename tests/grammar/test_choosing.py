@@ -12,6 +12,7 @@ from structgen.constraints import (
     JsonSchema,
     Lark,
     Regex,
+    StructuralTag,
 )
 from structgen.errors import BeyondBackend, ConstraintError, Unsupported
 from structgen.grammar.base import Vocabulary
@@ -36,6 +37,10 @@ def backends() -> Backends:
         (Ebnf('root ::= "a" root "b" | "c"'), "xgrammar"),
         (Lark('start: start "a" | "b"'), "llguidance"),
         (Lark('start: "a" start "b" | "c"'), "xgrammar"),
+        (
+            StructuralTag('{"type":"structural_tag","format":{"type":"any_text"}}'),
+            "xgrammar",
+        ),
         (Ebnf('root ::= "a"+', backend=Backend.XGRAMMAR), "xgrammar"),
         (Choice(("yes", "no"), backend=Backend.XGRAMMAR), "xgrammar"),
         (Regex("[a-z]+", backend=Backend.OUTLINES_CORE), "outlines_core"),

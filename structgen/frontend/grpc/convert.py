@@ -23,6 +23,7 @@ from structgen.constraints import (
     JsonSchema,
     Lark,
     Regex,
+    StructuralTag,
     Whitespace,
 )
 from structgen.errors import ConstraintError, InvalidRequest, Unsupported
@@ -34,7 +35,6 @@ from structgen.tokenizer import ChatMessage
 # Path in GenerationInput -> the values that may be given for it.  Each names something that the
 # contract has and this server does not: it leaves the table when the server does.
 NOT_OFFERED: Mapping[str, Container[Any]] = {
-    "constraint.structural_tag": (),
     "constraint.options.jump_forward": (
         constraint_pb2.JUMP_FORWARD_UNSPECIFIED,
         constraint_pb2.JUMP_FORWARD_OFF,
@@ -228,6 +228,8 @@ def _constraint(message: constraint_pb2.Constraint) -> Constraint | ConstraintId
             return Regex(message.regex, backend=backend)
         case "grammar":
             return _grammar(message.grammar, backend)
+        case "structural_tag":
+            return StructuralTag(message.structural_tag, backend=backend)
         case "choice":
             return Choice(tuple(message.choice.options), backend=backend)
         case _:
@@ -395,6 +397,8 @@ def _put_constraint(
             message.grammar.syntax = constraint_pb2.Grammar.SYNTAX_LARK
             message.grammar.text = constraint.text
             message.grammar.root_rule = constraint.start
+        case StructuralTag():
+            message.structural_tag = constraint.structural_tag
         case Choice():
             message.choice.options.extend(constraint.options)
         case _:

@@ -177,7 +177,10 @@ class Constraint(_message.Message):
     regex: _builtins.str
     """A regular expression that matches the whole text."""
     structural_tag: _builtins.str
-    """A structural tag as JSON text: constrained passages inside free text."""
+    """A structural tag as JSON text, in xgrammar's notation: constrained passages inside free text.
+    It is made of const_string, json_schema, any_text, grammar, regex, sequence, or, tag,
+    triggered_tags, tags_with_separator, optional, plus, star and repeat.
+    """
     constraint_id: _builtins.str
     """A constraint that the server has compiled lately, by the id in its ConstraintInfo. Options
     that make another constraint (backend, unsupported, whitespace) are refused beside it. An id
