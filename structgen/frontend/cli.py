@@ -1,4 +1,4 @@
-"""The command line: serve | generate | call | pull.
+"""The command line: serve | generate | call | check | pull.
 
 Answers go to stdout, everything else to stderr.  An error is one line and a non-zero exit; Ctrl-C
 exits with 130.
@@ -13,6 +13,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -20,12 +21,14 @@ from msgspec import Meta
 
 from structgen import config, logs
 from structgen.config import EngineConfig, ServerConfig
-from structgen.errors import StructgenError
-from structgen.frontend import options
+from structgen.errors import InvalidRequest, StructgenError
+from structgen.frontend import options, report
+from structgen.frontend.checks import ConstraintCheck
 from structgen.frontend.outputs import RequestOutput, merge_answers
 
 if TYPE_CHECKING:
     from structgen.frontend.llm import GenerationResult
+    from structgen.tokenizer import Tokenizer
 
 FAILED = 1
 UNFINISHED = 3  # 2 is argparse's
@@ -68,6 +71,12 @@ def _parser() -> ArgumentParser:
         ("serve", _serve, _add_serve, "Serve a model over gRPC."),
         ("generate", _generate, _add_generate, "Answer prompts without a server."),
         ("call", _call, _add_call, "Send one prompt to a server."),
+        (
+            "check",
+            _check,
+            _add_check,
+            "Tell what can be made of a constraint, and of a text by it.",
+        ),
         ("pull", _pull, _add_pull, "Fetch and convert a model, and print its folder."),
     ):
         sub = commands.add_parser(name, help=summary, description=summary)
@@ -106,6 +115,7 @@ def _add_generate(parser: ArgumentParser) -> None:
     options.add_prompts(parser)
     options.add_params(parser)
     options.add_constraint(parser)
+    options.add_constrained_answer(parser)
     options.add_config(parser, EngineConfig, "engine")
     options.add_config_file(parser)
     parser.epilog = (
@@ -140,6 +150,7 @@ def _add_call(parser: ArgumentParser) -> None:
     )
     options.add_params(parser)
     options.add_constraint(parser)
+    options.add_constrained_answer(parser)
     options.add_config(parser, CallConfig, "connection")
     parser.epilog = (
         "Prints the text as it comes; with --n, one answer after the other when all are there. "
@@ -185,6 +196,85 @@ def _judge(answer: RequestOutput) -> int:
     return UNFINISHED
 
 
+# ---- check
+
+
+def _add_check(parser: ArgumentParser) -> None:
+    options.add_constraint(parser)
+    group = parser.add_argument_group("text to judge, at most one")
+    texts = group.add_mutually_exclusive_group()
+    texts.add_argument("--text", metavar="TEXT", help="this text")
+    texts.add_argument(
+        "--text-file",
+        metavar="FILE",
+        help="all of a file, - for stdin; a line end after the text is let pass",
+    )
+    parser.add_argument(
+        "--model",
+        metavar="MODEL",
+        help="use the vocabulary of this model, or of a tokenizer's folder (default: bytes)",
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    parser.epilog = (
+        "Works without a server, a model or its weights. Prints what enforces the constraint and "
+        "what becomes of each keyword of a schema; of a text, whether it is accepted, or the first "
+        "place that is not. Exits with 1 if the constraint or the text is refused, with 3 if the "
+        "text is legal but unfinished."
+    )
+
+
+def _check(given: Namespace) -> int:
+    logs.configure("WARNING")
+    try:
+        outcome, text = _checked(given)
+    except StructgenError as error:
+        if given.json:
+            _print(report.refusal_to_json(error))
+            return FAILED
+        raise
+    if given.json:
+        _print(report.to_json(outcome, text))
+    else:
+        print("\n".join(report.lines(outcome, text)))
+    verdict = outcome.verdict
+    if verdict is None or verdict.accepted:
+        return 0
+    return UNFINISHED if verdict.is_prefix else FAILED
+
+
+def _checked(given: Namespace) -> tuple[ConstraintCheck, bytes | None]:
+    """Check what was given; returns the text as it was judged."""
+    from structgen.frontend.check import check, vocabulary  # imports numpy
+
+    constraint = options.constraint(given)
+    if constraint is None:
+        raise InvalidRequest("a constraint is needed, such as --schema FILE")
+    over = vocabulary(_tokenizer(given.model).token_bytes if given.model else None)
+    text = options.text(given)
+    outcome = check(constraint, over, text)
+    if given.text_file and text and _fails_at_line_end(outcome, text):
+        text = text.rstrip(b"\r\n")
+        outcome = check(constraint, over, text)
+    return outcome, text
+
+
+def _fails_at_line_end(outcome: ConstraintCheck, text: bytes) -> bool:
+    """Whether nothing but the line end after the text is wrong with it."""
+    offset = outcome.verdict.error_offset if outcome.verdict else None
+    return offset is not None and text[offset:] in (b"\n", b"\r\n")
+
+
+def _tokenizer(model: str) -> Tokenizer:
+    from structgen.tokenizer import Tokenizer
+
+    folder = Path(model).expanduser()
+    if not (folder / "tokenizer.json").is_file():  # whose weights need not be there
+        from structgen.model.sources import resolve
+
+        folder = resolve(model, progress=sys.stderr.isatty())
+    return Tokenizer.load(folder)
+
+
 # ---- pull
 
 
@@ -202,6 +292,10 @@ def _pull(given: Namespace) -> int:
     return 0
 
 
+def _print(values: object) -> None:
+    print(json.dumps(msgspec.to_builtins(values), ensure_ascii=False), flush=True)
+
+
 def _print_json(answer: GenerationResult | RequestOutput) -> None:
     values = msgspec.structs.asdict(answer)
     if answer.constraint is not None:  # on the wire to the engine, and so to msgspec, arrays
@@ -210,4 +304,4 @@ def _print_json(answer: GenerationResult | RequestOutput) -> None:
     values.pop("others", None)  # each has its own line
     if (error := values.get("error")) is not None:
         values["error"] = str(error)
-    print(json.dumps(msgspec.to_builtins(values), ensure_ascii=False), flush=True)
+    _print(values)

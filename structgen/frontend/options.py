@@ -163,12 +163,12 @@ def params(given: Namespace) -> SamplingParams:
     values = {name: vars(given)[name] for name in (*SCALARS, *FLAGS, *LISTS)}
     values = {name: value for name, value in values.items() if value is not None}
     lists = {name: tuple(values[name]) for name in LISTS if name in values}
-    constraint = _constraint(given)
-    if given.constraint_after and constraint is None:
+    wanted = constraint(given)
+    if given.constraint_after and wanted is None:
         raise InvalidRequest("--constraint-after applies to a constraint, got none")
     return SamplingParams(
         **values | lists,
-        constraint=constraint,
+        constraint=wanted,
         close_within_budget=given.truncation == "close",
         constraint_after=given.constraint_after,
     )
@@ -205,6 +205,16 @@ def add_constraint(parser: ArgumentParser) -> None:
         help="the library that enforces it (default: auto, the first that enforces all of it)",
     )
     group.add_argument(
+        "--best-effort",
+        action="store_true",
+        help="go on without the keywords of the schema that nothing can enforce",
+    )
+
+
+def add_constrained_answer(parser: ArgumentParser) -> None:
+    """Add what may be said of an answer under a constraint, not of the constraint itself."""
+    group = parser.add_argument_group("options of a constrained answer")
+    group.add_argument(
         "--truncation",
         choices=["close", "mark"],
         default="close",
@@ -216,14 +226,10 @@ def add_constraint(parser: ArgumentParser) -> None:
         default="",
         help="leave the answer free until this marker, such as </think>",
     )
-    group.add_argument(
-        "--best-effort",
-        action="store_true",
-        help="go on without the keywords of the schema that nothing can enforce",
-    )
 
 
-def _constraint(given: Namespace) -> Constraint | None:
+def constraint(given: Namespace) -> Constraint | None:
+    """Build the constraint, if one is given.  Raises InvalidRequest, ConstraintError."""
     if given.best_effort and not given.schema:
         raise InvalidRequest("--best-effort applies to --schema only")
     whitespace, backend = Whitespace(given.whitespace), Backend(given.backend)
@@ -244,6 +250,23 @@ def _constraint(given: Namespace) -> Constraint | None:
     if backend is not Backend.AUTO:
         raise InvalidRequest("--backend applies to a constraint, got none")
     return None
+
+
+def text(given: Namespace) -> bytes | None:
+    """Return the text to judge, if one is given.  Raises InvalidRequest: it cannot be read."""
+    if given.text is not None:
+        # An argument that was not UTF-8 holds its bytes as surrogates.
+        return str(given.text).encode(errors="surrogateescape")
+    if given.text_file == "-":
+        return sys.stdin.buffer.read()
+    return None if given.text_file is None else _read_bytes(Path(given.text_file))
+
+
+def _read_bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {file}: {error}") from None
 
 
 def _read(file: Path) -> str:

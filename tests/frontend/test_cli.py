@@ -87,7 +87,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- help and errors
 
 
-@pytest.mark.parametrize("command", ["serve", "generate", "call", "pull"])
+@pytest.mark.parametrize("command", ["serve", "generate", "call", "check", "pull"])
 def test_every_command_explains_its_options(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
