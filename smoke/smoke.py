@@ -28,10 +28,12 @@ READY_S = 300  # loading a model on a busy machine
 CALL_S = 120
 STOP_S = 60
 GENERATION = "structgen.v1.GenerationService"
+CONSTRAINT = "structgen.v1.ConstraintService"
 MODEL = "structgen.v1.ModelService"
 
 SERVICES = {
     GENERATION,
+    CONSTRAINT,
     MODEL,
     "grpc.health.v1.Health",
     "grpc.reflection.v1.ServerReflection",
@@ -116,6 +118,7 @@ def check_all(tool: Tool, address: str) -> None:
     check_list(tool, address)
     check_health(tool, address)
     check_model(tool, address)
+    check_constraint(tool, address)
     check_generate(tool, address)
     check_stream(tool, address)
     check_batch(tool, address)
@@ -140,6 +143,23 @@ def check_model(tool: Tool, address: str) -> None:
     ids = {"token_ids": field(tokens, "token_ids")}
     (text,) = call(tool, address, f"{MODEL}/Detokenize", ids)
     require("hello" in text["text"], "token ids become the text again")
+
+
+def check_constraint(tool: Tool, address: str) -> None:
+    constraint = {"constraint": INPUT["constraint"]}
+    (checked,) = call(tool, address, f"{CONSTRAINT}/CheckConstraint", constraint)
+    require("backend" in checked["constraint"], "the constraint is usable")
+    known = {"constraint": {"constraint_id": field(checked["constraint"], "constraint_id")}}
+    for text, verdict, value in (
+        ('{"name": "fig", "size": "small", "fresh": true}', "accepted", True),
+        ('{"name": "fig"', "prefix", True),
+        ('{"name": "fig", "size": 7}', "error_offset", "24"),
+    ):
+        (answer,) = call(tool, address, f"{CONSTRAINT}/CheckText", {**known, "text": text})
+        require(field(answer, verdict) == value, f"{text} is told by {verdict}")
+    (answer,) = call(tool, address, f"{GENERATION}/Generate", {"input": {**INPUT, **known}})
+    check_text(answer["completions"][0]["text"], answer["completions"][0])
+    require(answer["constraint"].get("cached", False), "an id leads to what was compiled")
 
 
 def check_generate(tool: Tool, address: str) -> None:

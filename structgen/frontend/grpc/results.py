@@ -136,7 +136,6 @@ def to_checked_text(check: ConstraintCheck) -> constraint_service_pb2.CheckTextR
         error_offset=verdict.error_offset,
         expected=verdict.expected,
         may_end=verdict.may_end,
-        constraint=_constraint(check.constraint),
     )
 
 

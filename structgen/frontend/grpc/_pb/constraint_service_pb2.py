@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from structgen.frontend.grpc._pb import constraint_pb2 as structgen_dot_v1_dot_constraint__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%structgen/v1/constraint_service.proto\x12\x0cstructgen.v1\x1a\x1dstructgen/v1/constraint.proto\"F\n\x16\x43heckConstraintRequest\x12,\n\nconstraint\x18\x01 \x01(\x0b\x32\x18.structgen.v1.Constraint\"_\n\x17\x43heckConstraintResponse\x12\x30\n\nconstraint\x18\x01 \x01(\x0b\x32\x1c.structgen.v1.ConstraintInfo\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\"N\n\x10\x43heckTextRequest\x12,\n\nconstraint\x18\x01 \x01(\x0b\x32\x18.structgen.v1.Constraint\x12\x0c\n\x04text\x18\x02 \x01(\t\"\xb6\x01\n\x11\x43heckTextResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0e\n\x06prefix\x18\x02 \x01(\x08\x12\x19\n\x0c\x65rror_offset\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x10\n\x08\x65xpected\x18\x04 \x03(\t\x12\x0f\n\x07may_end\x18\x05 \x01(\x08\x12\x30\n\nconstraint\x18\x06 \x01(\x0b\x32\x1c.structgen.v1.ConstraintInfoB\x0f\n\r_error_offset2\xc1\x01\n\x11\x43onstraintService\x12^\n\x0f\x43heckConstraint\x12$.structgen.v1.CheckConstraintRequest\x1a%.structgen.v1.CheckConstraintResponse\x12L\n\tCheckText\x12\x1e.structgen.v1.CheckTextRequest\x1a\x1f.structgen.v1.CheckTextResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%structgen/v1/constraint_service.proto\x12\x0cstructgen.v1\x1a\x1dstructgen/v1/constraint.proto\"F\n\x16\x43heckConstraintRequest\x12,\n\nconstraint\x18\x01 \x01(\x0b\x32\x18.structgen.v1.Constraint\"_\n\x17\x43heckConstraintResponse\x12\x30\n\nconstraint\x18\x01 \x01(\x0b\x32\x1c.structgen.v1.ConstraintInfo\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\"N\n\x10\x43heckTextRequest\x12,\n\nconstraint\x18\x01 \x01(\x0b\x32\x18.structgen.v1.Constraint\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x84\x01\n\x11\x43heckTextResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0e\n\x06prefix\x18\x02 \x01(\x08\x12\x19\n\x0c\x65rror_offset\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x10\n\x08\x65xpected\x18\x04 \x03(\t\x12\x0f\n\x07may_end\x18\x05 \x01(\x08\x42\x0f\n\r_error_offset2\xc1\x01\n\x11\x43onstraintService\x12^\n\x0f\x43heckConstraint\x12$.structgen.v1.CheckConstraintRequest\x1a%.structgen.v1.CheckConstraintResponse\x12L\n\tCheckText\x12\x1e.structgen.v1.CheckTextRequest\x1a\x1f.structgen.v1.CheckTextResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,7 +39,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHECKTEXTREQUEST']._serialized_start=255
   _globals['_CHECKTEXTREQUEST']._serialized_end=333
   _globals['_CHECKTEXTRESPONSE']._serialized_start=336
-  _globals['_CHECKTEXTRESPONSE']._serialized_end=518
-  _globals['_CONSTRAINTSERVICE']._serialized_start=521
-  _globals['_CONSTRAINTSERVICE']._serialized_end=714
+  _globals['_CHECKTEXTRESPONSE']._serialized_end=468
+  _globals['_CONSTRAINTSERVICE']._serialized_start=471
+  _globals['_CONSTRAINTSERVICE']._serialized_end=664
 # @@protoc_insertion_point(module_scope)

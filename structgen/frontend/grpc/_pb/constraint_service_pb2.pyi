@@ -112,7 +112,6 @@ class CheckTextResponse(_message.Message):
     ERROR_OFFSET_FIELD_NUMBER: _builtins.int
     EXPECTED_FIELD_NUMBER: _builtins.int
     MAY_END_FIELD_NUMBER: _builtins.int
-    CONSTRAINT_FIELD_NUMBER: _builtins.int
     accepted: _builtins.bool
     """The constraint accepts the text as a whole."""
     prefix: _builtins.bool
@@ -127,10 +126,6 @@ class CheckTextResponse(_message.Message):
         characters, the most telling first. There may be others.
         """
 
-    @_builtins.property
-    def constraint(self) -> _constraint_pb2.ConstraintInfo:
-        """How the constraint is enforced, as CheckConstraint tells."""
-
     def __init__(
         self,
         *,
@@ -139,11 +134,10 @@ class CheckTextResponse(_message.Message):
         error_offset: _builtins.int | None = ...,
         expected: _abc.Iterable[_builtins.str] | None = ...,
         may_end: _builtins.bool = ...,
-        constraint: _constraint_pb2.ConstraintInfo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_error_offset", b"_error_offset", "constraint", b"constraint", "error_offset", b"error_offset"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_error_offset", b"_error_offset", "error_offset", b"error_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_error_offset", b"_error_offset", "accepted", b"accepted", "constraint", b"constraint", "error_offset", b"error_offset", "expected", b"expected", "may_end", b"may_end", "prefix", b"prefix"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_error_offset", b"_error_offset", "accepted", b"accepted", "error_offset", b"error_offset", "expected", b"expected", "may_end", b"may_end", "prefix", b"prefix"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__error_offset: _TypeAlias = _typing.Literal["error_offset"]  # noqa: Y015
     _WhichOneofArgType__error_offset: _TypeAlias = _typing.Literal["_error_offset", b"_error_offset"]  # noqa: Y015
