@@ -14,11 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from structgen.grammar.base import GrammarError
-from structgen.grammar.closing import Closer, Exit, Walk
+from structgen.grammar.closing import Closer
+from structgen.grammar.walk import Exit, Walk
 
 # What the way out may grow by from one look to the next: half of the tokens to spare are spent
 # before the next look, as long as there are twice as many.
 RESERVE = 48
+
+# Spent on masks for one request; who needs more is completed at once, or cut.
+MAX_SECONDS = 0.5
 
 
 class Budget:
@@ -27,7 +31,7 @@ class Budget:
     following: nothing but the way may be answered any more.
     """
 
-    __slots__ = ("_look_at", "exit", "following", "way")
+    __slots__ = ("_look_at", "_seconds", "exit", "following", "way")
 
     def __init__(self, exit: Exit, limit: int) -> None:
         """limit: the most tokens that may be answered."""
@@ -35,6 +39,7 @@ class Budget:
         way = exit.shortest
         self.way = way if way is not None and len(way) <= limit else None
         self.following = False
+        self._seconds = 0.0
         self._look_at = limit if self.way is None else self._next_look(limit)
 
     def affords(self, token: int, left: int, closer: Closer, walk: Callable[[], Walk]) -> bool:
@@ -50,7 +55,7 @@ class Budget:
             return True
         way = self._way_after(token, left, closer, walk)
         if way is None and self.way is None:
-            self.way = closer.way_out(walk(), left + 1)
+            self.way = self._look(walk(), left + 1, closer)
         if way is None and self.way is not None:
             return False
         self.way = way
@@ -60,7 +65,7 @@ class Budget:
     def way_out(self, left: int, closer: Closer, walk: Callable[[], Walk]) -> list[int] | None:
         """Return at most `left` tokens that complete the text from where it is now."""
         if self.way is None or len(self.way) > left:
-            self.way = closer.way_out(walk(), left)
+            self.way = self._look(walk(), left, closer)
         return self.way
 
     def _way_after(
@@ -75,7 +80,14 @@ class Budget:
             return []
         if self.way and len(self.way) <= left and after.is_led_out(self.way):
             return self.way
-        return closer.way_out(after, left)
+        return self._look(after, left, closer)
+
+    def _look(self, walk: Walk, left: int, closer: Closer) -> list[int] | None:
+        if self._seconds >= MAX_SECONDS:
+            return None
+        way = closer.way_out(walk, left)
+        self._seconds += walk.seconds
+        return way
 
     def _next_look(self, left: int) -> int:
         """Return how many tokens are left when a way is wanted next."""

@@ -16,12 +16,13 @@ from structgen.constraints import Backend, Constraint, JsonObject, JsonSchema, S
 from structgen.errors import BeyondBackend, ConstraintError, Unsupported
 from structgen.grammar import bitmask, build_backend
 from structgen.grammar.base import CompiledConstraint, GrammarBackend, Vocabulary, field_of
-from structgen.grammar.closing import Closer, Exit, Walk
+from structgen.grammar.closing import Closer
 from structgen.grammar.endings import patterns_of
 from structgen.grammar.schema import LLGUIDANCE, OUTLINES, XGRAMMAR, prepare
 from structgen.grammar.sizes import require_size
 from structgen.grammar.spelling import Spelling
 from structgen.grammar.structural_tag import prepare_tag
+from structgen.grammar.walk import Exit, Walk
 from structgen.keywords import KeywordReport
 
 # As measured: llguidance compiles in a hundredth of xgrammar's time and drops nothing in silence;

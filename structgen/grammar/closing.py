@@ -11,23 +11,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from structgen.grammar import bitmask, gate
-from structgen.grammar.base import GrammarBackend, GrammarError, Matcher, Vocabulary
-from structgen.grammar.endings import Patterns, endings
+from structgen.grammar import bitmask
+from structgen.grammar.base import GrammarError, Vocabulary
+from structgen.grammar.endings import endings
+from structgen.grammar.walk import MAX_MASKS, Walk
 
 Ids = npt.NDArray[np.int64]
 Move = tuple[int, ...]
-Restrict = Callable[[bitmask.Words, Sequence[int]], None]
 
-MAX_MASKS = 600  # that one search looks at: some 50 ms
-MAX_MASKS_AHEAD = 200  # that are looked at for how long every text is
 MAX_DEPARTURES = 3
 FIRST_DEPTH = 8
 PER_CLASS = 2  # candidates that each class of tokens contributes
@@ -44,108 +42,6 @@ DIGIT = re.compile(rb"[0-9]")
 WORD = re.compile(rb" ?[A-Za-z0-9]+")
 MARK = re.compile(rb"[ !-'*-/:-@\\\]-`|}~].*", re.DOTALL)
 ESCAPED = re.compile(rb"\\.", re.DOTALL)
-
-
-class Exit(msgspec.Struct, frozen=True):
-    """What helps to find the end of a constraint's texts.
-
-    patterns: what strings may have to match.  is_json: strings can be told from the rest.
-    shortest: the way from the beginning that was found, if any.  at_least: tokens that every text
-    has.
-    """
-
-    patterns: Patterns
-    is_json: bool
-    shortest: list[int] | None = None
-    at_least: int = 0
-
-    def behind(self, lead_in: list[int]) -> Exit:
-        """Return the same for texts that these tokens lead in."""
-        if self.shortest is None:
-            return self
-        return msgspec.structs.replace(self, shortest=lead_in + self.shortest)
-
-
-class Walk:
-    """A copy of a matcher to be tried out.
-
-    full: the mask of the whole vocabulary.  tokens: of prompt and output so far, the first
-    num_prompt of them the prompt's.  restrict: folds into a mask row what besides the grammar rules
-    tokens out, given all tokens so far; None: nothing does.
-    """
-
-    def __init__(
-        self,
-        backend: GrammarBackend,
-        matcher: Matcher,
-        exit: Exit,
-        full: bitmask.Words,
-        tokens: Sequence[int] = (),
-        num_prompt: int = 0,
-        restrict: Restrict | None = None,
-    ) -> None:
-        self.exit = exit
-        self.num_masks = 0
-        self._backend = backend
-        self._matcher = matcher.fork()
-        self._restrict = restrict
-        self._tokens = list(tokens)
-        self._num_prompt = num_prompt
-        self._full = full
-        self._row = np.zeros((1, len(full)), dtype=np.int32)
-
-    @property
-    def output(self) -> list[int]:
-        """The tokens that the constraint speaks of."""
-        return self._tokens[self._num_prompt + self._matcher.num_free :]
-
-    @property
-    def lead_in(self) -> list[int]:
-        return self._matcher.lead_in
-
-    @property
-    def accepting(self) -> bool:
-        return self._matcher.accepting
-
-    def allowed(self) -> bitmask.Words:
-        """Return int32 [W], owned by the walk, valid until the next call.
-
-        Raises GrammarError: the library failed.
-        """
-        self.num_masks += 1
-        self._row[:] = 0
-        gate.fill(self._backend, [self._matcher], self._row, [0])
-        row: bitmask.Words = self._row[0]
-        row &= self._full
-        if self._restrict is not None:
-            self._restrict(row, self._tokens)
-        return row
-
-    def accept(self, *tokens: int) -> None:
-        for token in tokens:
-            self._matcher.accept(token)
-            self._tokens.append(token)
-
-    def back(self, count: int) -> None:
-        self._matcher.rollback(count)
-        del self._tokens[len(self._tokens) - count :]
-
-    def is_led_out(self, way: Sequence[int]) -> bool:
-        """Whether these tokens are legal and complete the text; leaves the walk where it was."""
-        return self._matcher.is_completed_by(way) and self.is_open(way)
-
-    def is_open(self, way: Sequence[int]) -> bool:
-        """Whether nothing besides the grammar rules out one of these tokens."""
-        if self._restrict is None:
-            return True
-        tokens = list(self._tokens)
-        for token in way:
-            self._row[0] = self._full
-            self._restrict(self._row[0], tokens)
-            if not bitmask.holds(self._row[0], token):
-                return False
-            tokens.append(token)
-        return True
 
 
 class Quotes(msgspec.Struct, frozen=True):
@@ -217,7 +113,7 @@ class Closer:
         """Add the texts that one more token leads to; False: this is an end, or they are many."""
         walk.accept(*way)
         followed = False
-        if not walk.accepting and walk.num_masks < MAX_MASKS_AHEAD:
+        if not walk.accepting and not walk.exhausted:
             words = walk.allowed()
             if bitmask.count(words[None])[0] <= FEW:
                 followed = True
@@ -274,7 +170,6 @@ class _Search:
     def __init__(self, closer: Closer, walk: Walk) -> None:
         self._closer = closer
         self._walk = walk
-        self._most = walk.num_masks + MAX_MASKS
         self._made: list[Move] = []
 
     def run(self, budget: int) -> list[int] | None:
@@ -283,19 +178,15 @@ class _Search:
         way = self._descend(min(budget, MAX_MASKS // 2), 0, quotes)
         for depth in _doubling(FIRST_DEPTH, budget):
             for departures in range(1, MAX_DEPARTURES + 1):
-                if way is None and not self._exhausted:
+                if way is None and not self._walk.exhausted:
                     way = self._descend(depth, departures, quotes)
         return way
-
-    @property
-    def _exhausted(self) -> bool:
-        return self._walk.num_masks >= self._most
 
     def _descend(self, budget: int, departures: int, quotes: Quotes) -> list[int] | None:
         """Return a way out of at most so many tokens and departures from the first move."""
         if self._walk.accepting:
             return []
-        if budget <= 0 or self._exhausted:
+        if budget <= 0 or self._walk.exhausted:
             return None
         moves = islice(self._fresh_first(self._moves(quotes)), departures + 1)
         for departed, move in enumerate(moves):

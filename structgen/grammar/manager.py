@@ -23,10 +23,10 @@ from structgen.grammar.base import GrammarBackend, GrammarError, Matcher
 from structgen.grammar.budget import Budget
 from structgen.grammar.checks import Checks, Judged
 from structgen.grammar.choosing import Backends
-from structgen.grammar.closing import Walk
 from structgen.grammar.compiler import Compiled, Compiler
 from structgen.grammar.filters import TokenFilter
 from structgen.grammar.gate import GatedMatcher, Gates
+from structgen.grammar.walk import Walk
 from structgen.grammar.workshop import LocalWorkshop, Workshop
 from structgen.marker import Marker
 from structgen.messages import ConstraintInfo

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import time
+from typing import Any
 
 import jsonschema_rs
 import pytest
@@ -13,7 +15,7 @@ from structgen.constraints import Choice, Constraint, Ebnf, JsonObject, JsonSche
 from structgen.grammar import bitmask
 from structgen.grammar.base import Vocabulary
 from structgen.grammar.choosing import Backends, Chosen
-from structgen.grammar.closing import Restrict, Walk
+from structgen.grammar.walk import Restrict, Walk
 
 SCHEMAS: dict[str, tuple[dict[str, object], object]] = {
     "required": (
@@ -214,3 +216,19 @@ def test_random_beginnings_are_completed(backends: Backends, seed: int) -> None:
         assert way is not None, b"".join([words[token] for token in walk.output])
         whole = b"".join([words[token] for token in [*walk.output, *way]])
         assert validator.is_valid(json.loads(whole)), whole
+
+
+def test_a_search_over_costly_masks_gives_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    backends = BACKENDS["bytes"]
+    chosen = backends.compile(JsonObject())
+    walk = begun(backends, chosen, b'{"a": [[[[[[[[[[[[[[[[[[[[[[["b')
+    fill = chosen.backend.fill
+
+    def slow_fill(*arguments: Any) -> None:
+        time.sleep(0.02)
+        fill(*arguments)
+
+    monkeypatch.setattr(chosen.backend, "fill", slow_fill)
+    began = time.monotonic()
+    assert backends.closer.way_out(walk, 100) is None
+    assert time.monotonic() - began < 1
