@@ -24,6 +24,7 @@ from structgen.constraints import (
     Whitespace,
 )
 from structgen.errors import InvalidRequest
+from structgen.frontend import ready_grammars
 from structgen.frontend.inputs import Prompt
 from structgen.params import SamplingParams
 from structgen.tokenizer import ChatMessage
@@ -189,7 +190,12 @@ def add_constraint(parser: ArgumentParser) -> None:
         "--structural-tag",
         type=Path,
         metavar="FILE",
-        help="passages of free text, as JSON",
+        help="JSON: constrained passages in free text",
+    )
+    kinds.add_argument(
+        "--grammar",
+        metavar="NAME",
+        help=f"a ready one: {', '.join(ready_grammars.files())}",
     )
     kinds.add_argument("--choice", action="append", metavar="TEXT", help="repeat for each option")
     group.add_argument(
@@ -245,6 +251,8 @@ def constraint(given: Namespace) -> Constraint | None:
         return Lark(_read(given.lark), backend=backend)
     if given.structural_tag:
         return StructuralTag(_read(given.structural_tag), backend=backend)
+    if given.grammar:
+        return ready_grammars.ready(given.grammar, backend)
     if given.choice:
         return Choice(tuple(given.choice), backend=backend)
     if backend is not Backend.AUTO:

@@ -1,8 +1,9 @@
 """Structural tags: constrained passages inside free text, in xgrammar's JSON notation.
 
-    {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": ["<call"], "tags": [
-        {"type": "tag", "begin": "<call>", "content": {"type": "json_schema", ...}, "end": "</call>"}
-    ]}}
+    {"type": "structural_tag", "format": {
+        "type": "triggered_tags", "triggers": ["<call"], "tags": [
+            {"type": "tag", "begin": "<call>", "end": "</call>",
+             "content": {"type": "json_schema", "json_schema": {"type": "object"}}}]}}
 
 The library is given JSON of our own making, of formats that are promised here and nothing else:
 every schema is rewritten as for a whole answer, every grammar and regex is checked and written

@@ -28,6 +28,7 @@ from structgen.errors import InvalidRequest
 from structgen.frontend import cli, llm
 from structgen.frontend.grpc import server
 from structgen.frontend.llm import GenerationResult
+from structgen.frontend.ready_grammars import ready
 from structgen.params import SamplingParams
 from structgen.tokenizer import ChatMessage
 
@@ -246,6 +247,8 @@ def test_generate_names_the_line_that_is_no_prompt(
         (["--regex", "a+"], Regex("a+")),
         (["--ebnf", "FILE"], Ebnf(SCHEMA)),
         (["--lark", "FILE"], Lark(SCHEMA)),
+        (["--grammar", "uuid"], ready("uuid")),
+        (["--grammar", "json", *LLGUIDANCE], ready("json", Backend.LLGUIDANCE)),
         (["--structural-tag", "FILE"], StructuralTag(SCHEMA)),
         (["--choice", "yes", "--choice", "no"], Choice(("yes", "no"))),
     ],
@@ -279,6 +282,22 @@ def test_an_option_that_applies_to_nothing_is_refused(
 ) -> None:
     assert cli.main(["generate", *arguments]) == 1
     assert "applies to" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("offline")
+def test_an_unknown_grammar_is_answered_with_those_there_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["generate", "--grammar", "nope"]) == 1
+    shown = capsys.readouterr().err
+    assert "there is no ready grammar 'nope'; there are arithmetic, chess-pgn," in shown
+
+
+def test_the_help_names_the_ready_grammars(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["call", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "arithmetic, chess-pgn, cron," in shown
 
 
 def test_two_constraints_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
