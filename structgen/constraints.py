@@ -91,7 +91,14 @@ class JsonObject(_Constraint, frozen=True, tag="json_object"):
 
 
 class Regex(_Constraint, frozen=True, tag="regex"):
-    """A text that `pattern` matches as a whole."""
+    r"""A text that `pattern`, an ECMA-262 regular expression, matches as a whole.
+
+    As with the flag u: characters are code points, \d and \w are ASCII, \s is Unicode's white
+    space, and . is any character but a line end; anchors are allowed, and taken as met only where
+    they are; greedy or not makes no difference.  \p{...} is left to the libraries that have it.
+    Refused by name, because no automaton has them: look-around, back-references, word boundaries,
+    flags inside; and a pattern that matches nothing.
+    """
 
     pattern: str
 

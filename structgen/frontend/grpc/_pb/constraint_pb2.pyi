@@ -175,7 +175,10 @@ class Constraint(_message.Message):
     json_object: _builtins.bool
     """Any JSON object. False is refused: leave it out instead."""
     regex: _builtins.str
-    """A regular expression that matches the whole text."""
+    """A regular expression of ECMA-262 that matches the whole text. \\d and \\w are ASCII, `.` is any
+    character but a line end. Look-around, back-references, word boundaries and inline flags are
+    refused, and so is an expression that matches nothing.
+    """
     structural_tag: _builtins.str
     """A structural tag as JSON text, in xgrammar's notation: constrained passages inside free text.
     It is made of const_string, json_schema, any_text, grammar, regex, sequence, or, tag,
