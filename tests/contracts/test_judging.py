@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from functools import cache
@@ -11,7 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matching import BYTE_LEVEL, SENTENCE_PIECES, TINY, Bench
 
-from structgen.constraints import Choice, Constraint, Ebnf, JsonSchema, Regex
+from structgen.constraints import (
+    Choice,
+    Constraint,
+    Ebnf,
+    JsonSchema,
+    Lark,
+    Regex,
+    StructuralTag,
+)
 from structgen.errors import InternalError, InvalidRequest, LimitExceeded
 from structgen.grammar import BACKENDS
 from structgen.grammar.base import GrammarError, Vocabulary
@@ -214,6 +223,55 @@ def test_the_verdict_does_not_depend_on_the_tokens(backend: str, text: str) -> N
     verdicts = [Court(backend, name).judge(PERSON, text) for name in ("bytes", "pieces")]
     assert verdicts[0].error_offset == verdicts[1].error_offset
     assert verdicts[0].may_end == verdicts[1].may_end
+
+
+CALLS = StructuralTag(
+    json.dumps(
+        {
+            "type": "structural_tag",
+            "format": {
+                "type": "triggered_tags",
+                "triggers": ["<f="],
+                "tags": [
+                    {
+                        "type": "tag",
+                        "begin": f"<f={name}>",
+                        "content": {"type": "json_schema", "json_schema": {"enum": ["é", 1]}},
+                        "end": "</f>",
+                    }
+                    for name in "ab"
+                ],
+            },
+        }
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "text"),
+    [
+        (CALLS, '< é <f=a>"é"</f> and <f=b>1</f> <f'),
+        (Ebnf('root ::= "(" root ")" | [a-z]+ "é"?'), "((abcé))"),
+        (Lark('start: "(" start ")" | /[a-z]+/ "é"?'), "((abcé))"),
+    ],
+)
+def test_nor_does_it_of_grammars_and_tags(constraint: Constraint, text: str) -> None:
+    rng = random.Random(0)
+    pieces = {text[i : i + size].encode() for size in range(2, 6) for i in range(len(text))}
+    vocabulary = Vocabulary([*BYTE_LEVEL.token_bytes, *sorted(pieces)])
+    courts = [(Bench("xgrammar", one), Spelling(one)) for one in (BYTE_LEVEL, vocabulary)]
+    grammars = [bench.compile(constraint) for bench, _ in courts]
+    accepted = 0
+    for _ in range(60):
+        at, left_out = rng.randrange(len(text) + 1), rng.randrange(3)
+        garbled = text[:at] + rng.choice(["", "", "<", "é", '"', "f=", ")"]) + text[at + left_out :]
+        one, other = (
+            judge(grammar, bench.backend, spelling, garbled.encode())
+            for grammar, (bench, spelling) in zip(grammars, courts, strict=True)
+        )
+        assert (one.error_offset, one.may_end) == (other.error_offset, other.may_end), garbled
+        accepted += one.accepted
+    assert 0 < accepted < 60
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
