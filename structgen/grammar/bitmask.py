@@ -70,6 +70,10 @@ class TokenSet:
     def is_empty(self) -> bool:
         return not len(self._words)
 
+    def meets(self, row: Words) -> bool:
+        """Whether one mask row allows one of the tokens."""
+        return bool((row[self._words] & self._bits).any())
+
     def allow(self, row: Words) -> None:
         row[self._words] |= self._bits
 

@@ -1,9 +1,11 @@
-"""What no answer may hold, whatever its grammar allows: ill-formed UTF-8, ill-formed JSON strings.
+"""What no answer may hold, whatever its grammar allows: ill-formed UTF-8, ill-formed JSON strings,
+JSON strings that could be spelt more simply.
 
 The libraries are generous here: lone surrogates, in UTF-8 and as escapes, and raw control
-characters inside JSON strings pass through some of their grammars.  A guard is an automaton over
-bytes, run over all tokens from all of its states ahead of time: an accept then costs a look-up, a
-mask one AND.
+characters inside JSON strings pass through some of their grammars; and a property may be called by
+another spelling of its name than the one that a schema's word on it is tied to.  A guard is an
+automaton over bytes, run over all tokens from all of its states ahead of time: an accept then costs
+a look-up, a mask one AND.
 """
 
 from __future__ import annotations
@@ -16,12 +18,11 @@ import numpy.typing as npt
 
 from structgen.grammar import bitmask
 from structgen.grammar.base import GrammarError, Vocabulary
+from structgen.grammar.watch import Watch
 
 Table = npt.NDArray[np.uint8]
 
 TAIL = range(0x80, 0xC0)
-DIGITS = b"0123456789"
-HEX = DIGITS + b"abcdefABCDEF"
 
 
 class State(IntEnum):
@@ -36,17 +37,12 @@ class State(IntEnum):
     AFTER_F0 = auto()
     AFTER_F4 = auto()
     ESCAPE = auto()  # a backslash came
-    UNICODE = auto()  # backslash u
-    UNICODE_D = auto()  # backslash u d: a surrogate, perhaps
-    HEX_1 = auto()  # so many more digits of an escape
-    HEX_2 = auto()
-    HEX_3 = auto()
-    HIGH_1 = auto()  # so many more digits of a high surrogate
-    HIGH_2 = auto()
-    HIGH = auto()  # a high surrogate came: backslash, u, d, c to f must follow
-    HIGH_ESCAPE = auto()
-    HIGH_UNICODE = auto()
-    HIGH_UNICODE_D = auto()
+    UNICODE = auto()  # backslash u, and so many digits of a control character
+    UNICODE_0 = auto()
+    UNICODE_00 = auto()
+    UNICODE_000 = auto()
+    UNICODE_001 = auto()
+    UNICODE_007 = auto()
     DEAD = auto()  # ill-formed; last, since a guard has no mask for it
 
 
@@ -72,29 +68,26 @@ def utf8_automaton() -> Table:
 
 
 def json_automaton() -> Table:
-    """Return the same for JSON text: no control characters, surrogate escapes in pairs only.
+    """Return the same for JSON text, each character spelt in one way: as it is if it may be, else
+    by a short escape if it has one, else by its number in small letters.
 
-    A backslash is only ever inside a string, so strings themselves need not be told from the rest;
-    and JSON that structgen makes has no white space but blanks.
+    Outside strings neither control characters nor backslashes are JSON; what is inside of one and
+    what is not is therefore all the same here.  JSON that structgen makes has no white space but
+    blanks.
     """
     table = utf8_automaton()
-    _move(table, State.TEXT, range(0x20), State.DEAD)
+    _move(table, State.TEXT, [*range(0x20), 0x7F], State.DEAD)
     _move(table, State.TEXT, b"\\", State.ESCAPE)
-    _move(table, State.ESCAPE, b'"\\/bfnrt', State.TEXT)
+    _move(table, State.ESCAPE, b'"\\bfnrt', State.TEXT)
     _move(table, State.ESCAPE, b"u", State.UNICODE)
-    _move(table, State.UNICODE, HEX, State.HEX_3)
-    _move(table, State.UNICODE, b"dD", State.UNICODE_D)
-    _move(table, State.UNICODE_D, b"01234567", State.HEX_2)
-    _move(table, State.UNICODE_D, b"89abAB", State.HIGH_2)
-    _move(table, State.HEX_3, HEX, State.HEX_2)
-    _move(table, State.HEX_2, HEX, State.HEX_1)
-    _move(table, State.HEX_1, HEX, State.TEXT)
-    _move(table, State.HIGH_2, HEX, State.HIGH_1)
-    _move(table, State.HIGH_1, HEX, State.HIGH)
-    _move(table, State.HIGH, b"\\", State.HIGH_ESCAPE)
-    _move(table, State.HIGH_ESCAPE, b"u", State.HIGH_UNICODE)
-    _move(table, State.HIGH_UNICODE, b"dD", State.HIGH_UNICODE_D)
-    _move(table, State.HIGH_UNICODE_D, b"cdefCDEF", State.HEX_2)
+    _move(table, State.UNICODE, b"0", State.UNICODE_0)
+    _move(table, State.UNICODE_0, b"0", State.UNICODE_00)
+    _move(table, State.UNICODE_00, b"0", State.UNICODE_000)
+    _move(table, State.UNICODE_00, b"1", State.UNICODE_001)
+    _move(table, State.UNICODE_00, b"7", State.UNICODE_007)
+    _move(table, State.UNICODE_000, b"01234567bef", State.TEXT)
+    _move(table, State.UNICODE_001, b"0123456789abcdef", State.TEXT)
+    _move(table, State.UNICODE_007, b"f", State.TEXT)
     return table
 
 
@@ -119,6 +112,30 @@ class TextGuard:
         if after == State.DEAD:
             raise GrammarError(f"token {token} would make the text ill-formed")
         return after
+
+
+class TextWatch(Watch):
+    """states: of the guard, at the start and after each token."""
+
+    def __init__(self, guard: TextGuard, states: list[int] | None = None) -> None:
+        self._guard = guard
+        self._states = [int(State.TEXT)] if states is None else states
+
+    def accept(self, token: int) -> None:
+        self._states.append(self._guard.advance(self._states[-1], token))
+
+    def rollback(self, count: int) -> None:
+        del self._states[len(self._states) - count :]
+
+    def fork(self) -> TextWatch:
+        return TextWatch(self._guard, self._states.copy())
+
+    def restrict(self, row: bitmask.Words) -> None:
+        row &= self._guard.masks[self._states[-1]]
+
+    @property
+    def may_end(self) -> bool:
+        return self._states[-1] == State.TEXT
 
 
 def _move(table: Table, state: State, symbols: Iterable[int], to: State) -> None:

@@ -12,6 +12,10 @@ Traps of llguidance 1.9 that this file closes:
   them, and asks Python for that: forcing is switched off, so that masks hold whatever is legal;
 - it needs an end token of its own, which it allows wherever the text is complete;
 - the byte FF marks control tokens in its vocabulary, so no text token may begin with it;
+- a name that a schema leaves open may be an escaped spelling of one that it has a word on: the
+  guard of JSON text leaves escapes by number to the characters that need them;
+- of a string that the schema restricts, a line end may be written as an escape by number too, which
+  the guard would cut off in its middle: such schemas have no escapes by number;
 - the key "x-guidance" of a schema sets options: a client's is replaced by ours;
 - regexes are in Rust's syntax, with Unicode's classes, and are translated;
 - errors hold the grammar, and panics a stack trace.
@@ -50,7 +54,12 @@ from structgen.grammar.base import (
 )
 from structgen.grammar.ebnf import to_regex
 from structgen.grammar.ecma_regex import Style, escape, translate
+from structgen.grammar.guard import TextGuard, TextWatch, json_automaton
 from structgen.grammar.notations import grammar_of
+from structgen.grammar.schema import escapes
+from structgen.grammar.schema.values import JsonValue
+from structgen.grammar.unique_names import Names, NameWatch, names_are_open
+from structgen.grammar.watch import Watch, Watches
 
 MAX_BLANKS = 2  # FLEXIBLE: blanks between tokens, so that an answer cannot pad for ever
 
@@ -73,6 +82,8 @@ class LLGuidanceBackend(GrammarBackend):
         wrapper = _TokenizerWrapper(vocabulary)
         self._tokenizer = llguidance.LLTokenizer(wrapper)  # type: ignore[arg-type]
         self._end = wrapper.eos_token_id
+        self._json_text = TextGuard(vocabulary, json_automaton())
+        self._names = Names(vocabulary)
 
     def supports(self, constraint: Constraint) -> bool:
         return not isinstance(constraint, StructuralTag)
@@ -83,7 +94,8 @@ class LLGuidanceBackend(GrammarBackend):
         except ValueError as error:
             raise ConstraintError(str(error), field=field_of(constraint)) from None
         handle = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
-        compiled = LLGuidanceCompiled(handle, len(grammar), self._end)
+        watch = self._watch(constraint)
+        compiled = LLGuidanceCompiled(handle, len(grammar), self._end, watch)
         require_a_start(self, compiled, constraint, self._vocab_size)
         return compiled
 
@@ -98,31 +110,43 @@ class LLGuidanceBackend(GrammarBackend):
             assert isinstance(matcher, LLGuidanceMatcher)
             matcher.handle.unsafe_compute_mask_ptr(address + row * row_bytes, row_bytes)
             _require_health(matcher.handle)
+            matcher.watch.restrict(words[row])
         words[rows, self._end >> 5] &= ~np.uint32(1 << (self._end & 31)).view(np.int32)
+
+    def _watch(self, constraint: Constraint) -> Watch:
+        if not isinstance(constraint, JsonSchema | JsonObject):
+            return Watches([])  # it keeps to well-formed UTF-8
+        text = TextWatch(self._json_text)
+        return Watches([text, NameWatch(self._names)]) if names_are_open(constraint) else text
 
 
 class LLGuidanceCompiled(CompiledConstraint):
-    """prototype: at the start of the text; never advanced, only copied."""
+    """prototype, watch: at the start of the text; never advanced, only copied."""
 
-    def __init__(self, prototype: llguidance.LLMatcher, grammar_bytes: int, end: int) -> None:
+    def __init__(
+        self, prototype: llguidance.LLMatcher, grammar_bytes: int, end: int, watch: Watch
+    ) -> None:
         self._prototype = prototype
         self._grammar_bytes = grammar_bytes
         self._end = end
+        self._watch = watch
 
     @property
     def size_bytes(self) -> int:
         return _BYTES_FIXED + _BYTES_PER_BYTE * self._grammar_bytes
 
     def new_matcher(self) -> LLGuidanceMatcher:
-        return LLGuidanceMatcher(self._prototype.deep_copy(), self._end)
+        return LLGuidanceMatcher(self._prototype.deep_copy(), self._end, self._watch.fork())
 
 
 class LLGuidanceMatcher(Matcher):
-    def __init__(self, handle: llguidance.LLMatcher, end: int) -> None:
+    def __init__(self, handle: llguidance.LLMatcher, end: int, watch: Watch) -> None:
         self.handle = handle
+        self.watch = watch
         self._end = end
 
     def accept(self, token: int) -> None:
+        self.watch.accept(token)
         accepted = token != self._end and self.handle.try_consume_tokens([token]) == 1
         _require_health(self.handle)
         if not accepted:
@@ -130,20 +154,30 @@ class LLGuidanceMatcher(Matcher):
 
     @property
     def accepting(self) -> bool:
-        return self.handle.is_accepting()
+        return self.watch.may_end and self.handle.is_accepting()
 
     def rollback(self, count: int) -> None:
         self.handle.rollback(count)
+        self.watch.rollback(count)
         _require_health(self.handle)
 
     def is_completed_by(self, tokens: Sequence[int]) -> bool:
         # A tenth of the time that accepting them takes.
         count = self.handle.validate_tokens([*tokens, self._end])
         _require_health(self.handle)
-        return count == len(tokens) + 1
+        return count == len(tokens) + 1 and self._may_be_completed_by(tokens)
 
     def fork(self) -> LLGuidanceMatcher:
-        return LLGuidanceMatcher(self.handle.deep_copy(), self._end)
+        return LLGuidanceMatcher(self.handle.deep_copy(), self._end, self.watch.fork())
+
+    def _may_be_completed_by(self, tokens: Sequence[int]) -> bool:
+        watch = self.watch.fork()
+        try:
+            for token in tokens:
+                watch.accept(token)
+        except GrammarError:
+            return False
+        return watch.may_end
 
 
 class _TokenizerWrapper:
@@ -189,16 +223,20 @@ def _regex_grammar(text: str) -> str:
     return f"{_NO_FORCING}start: /{text}/"
 
 
-def _schema_grammar(schema: dict[str, object] | bool, whitespace: Whitespace) -> str:
+def _schema_grammar(schema: JsonValue, whitespace: Whitespace) -> str:
     if schema is False:
         raise ValueError("the schema false allows no value")
-    members = {} if schema is True else schema
-    members["x-guidance"] = _options(whitespace)
+    members: dict[str, object] = dict(schema) if isinstance(schema, dict) else {}
+    members["x-guidance"] = _options(whitespace, numbered_escapes=escapes.lead_on(schema))
     return f"{_NO_FORCING}start: %json {json.dumps(members, ensure_ascii=False)}"
 
 
-def _options(whitespace: Whitespace) -> dict[str, object]:
-    strict = {"coerce_one_of": False, "lenient": False}
+def _options(whitespace: Whitespace, *, numbered_escapes: bool) -> dict[str, object]:
+    strict = {
+        "coerce_one_of": False,
+        "lenient": False,
+        "json_allowed_escapes": 'nrbtf\\"' + ("u" if numbered_escapes else ""),
+    }
     if whitespace is Whitespace.COMPACT:
         return strict | {
             "item_separator": ", ",

@@ -51,8 +51,10 @@ from structgen.grammar.base import (
 )
 from structgen.grammar.ebnf import to_regex
 from structgen.grammar.ecma_regex import Style, Translation, escape, translate
-from structgen.grammar.guard import State, TextGuard, json_automaton, utf8_automaton
+from structgen.grammar.guard import TextGuard, TextWatch, json_automaton, utf8_automaton
 from structgen.grammar.notations import grammar_of
+from structgen.grammar.unique_names import Names, NameWatch, names_are_open
+from structgen.grammar.watch import Watch, Watches
 
 MAX_BLANKS = 2  # FLEXIBLE: blanks between tokens, so that an answer cannot pad for ever
 BEGIN, END = MARKERS = "\x01\x00"  # no token of an answer has these characters
@@ -83,6 +85,7 @@ class OutlinesBackend(GrammarBackend):
         self._vocabulary = outlines_core.Vocabulary(stop, ids)
         self._text = TextGuard(vocabulary, utf8_automaton())
         self._json_text = TextGuard(vocabulary, json_automaton())
+        self._names = Names(vocabulary)
 
     def supports(self, constraint: Constraint) -> bool:
         return not isinstance(constraint, JsonObject | StructuralTag)
@@ -96,10 +99,10 @@ class OutlinesBackend(GrammarBackend):
             start = index.get_next_state(index.get_initial_state(), self._begin)
         except (ValueError, TypeError) as error:
             raise ConstraintError(_reason(error), field=field_of(constraint)) from None
-        guard = self._json_text if isinstance(constraint, JsonSchema) else self._text
+        watch = self._watch(constraint)
         moves = regex.classes * self._vocab_size + regex.characters * _MOVES_PER_CHARACTER
         size_bytes = moves * _BYTES_PER_MOVE
-        compiled = OutlinesCompiled(index, start, self._end, guard, self._vocab_size, size_bytes)
+        compiled = OutlinesCompiled(index, start, self._end, watch, self._vocab_size, size_bytes)
         require_a_start(self, compiled, constraint, self._vocab_size)
         return compiled
 
@@ -109,6 +112,12 @@ class OutlinesBackend(GrammarBackend):
         for matcher, row in zip(matchers, rows, strict=True):
             assert isinstance(matcher, OutlinesMatcher)
             matcher.fill(words[row])
+
+    def _watch(self, constraint: Constraint) -> Watch:
+        if not isinstance(constraint, JsonSchema):
+            return TextWatch(self._text)
+        text = TextWatch(self._json_text)
+        return Watches([text, NameWatch(self._names)]) if names_are_open(constraint) else text
 
     def _require_small(self, regex: Translation) -> None:
         """Raises ValueError: the automaton would take too long, or too much memory."""
@@ -125,7 +134,7 @@ class OutlinesCompiled(CompiledConstraint):
     """Owns the automaton and the masks of the states that were visited (loop thread only).
 
     start: the state where a text begins.  end: the token that leads from where it may end to a
-    match.
+    match.  watch: at the start of the text; never advanced, only copied.
     """
 
     def __init__(
@@ -133,12 +142,12 @@ class OutlinesCompiled(CompiledConstraint):
         index: outlines_core.Index,
         start: int,
         end: int,
-        guard: TextGuard,
+        watch: Watch,
         vocab_size: int,
         size_bytes: int,
     ) -> None:
         self.index = index
-        self.guard = guard
+        self._watch = watch
         self._start = start
         self._end = end
         self._vocab_size = vocab_size
@@ -150,7 +159,7 @@ class OutlinesCompiled(CompiledConstraint):
         return self._size_bytes
 
     def new_matcher(self) -> OutlinesMatcher:
-        return OutlinesMatcher(self, [(self._start, State.TEXT)])
+        return OutlinesMatcher(self, [self._start], self._watch.fork())
 
     def mask(self, state: int) -> bitmask.Words:
         """Return int32 [W], the tokens that the automaton allows in a state."""
@@ -169,35 +178,34 @@ class OutlinesCompiled(CompiledConstraint):
 
 
 class OutlinesMatcher(Matcher):
-    """states: of the automaton and of the guard, at the start and after each token."""
+    """states: of the automaton, at the start and after each token."""
 
-    def __init__(self, compiled: OutlinesCompiled, states: list[tuple[int, int]]) -> None:
+    def __init__(self, compiled: OutlinesCompiled, states: list[int], watch: Watch) -> None:
         self._compiled = compiled
         self._states = states
+        self._watch = watch
 
     def fill(self, row: npt.NDArray[np.int32]) -> None:
-        state, text_state = self._states[-1]
-        masks = self._compiled.guard.masks
-        np.bitwise_and(self._compiled.mask(state), masks[text_state], out=row)
+        row[:] = self._compiled.mask(self._states[-1])
+        self._watch.restrict(row)
 
     def accept(self, token: int) -> None:
-        state, text_state = self._states[-1]
-        text_after = self._compiled.guard.advance(text_state, token)
-        after = self._compiled.index.get_next_state(state, token)
+        self._watch.accept(token)
+        after = self._compiled.index.get_next_state(self._states[-1], token)
         if after is None:
             raise GrammarError(f"outlines-core refused token {token}")
-        self._states.append((after, text_after))
+        self._states.append(after)
 
     def rollback(self, count: int) -> None:
         del self._states[len(self._states) - count :]
+        self._watch.rollback(count)
 
     def fork(self) -> OutlinesMatcher:
-        return OutlinesMatcher(self._compiled, self._states.copy())
+        return OutlinesMatcher(self._compiled, self._states.copy(), self._watch.fork())
 
     @property
     def accepting(self) -> bool:
-        state, text_state = self._states[-1]
-        return text_state == State.TEXT and self._compiled.is_end(state)
+        return self._watch.may_end and self._compiled.is_end(self._states[-1])
 
 
 def _regex(constraint: Constraint) -> Translation:

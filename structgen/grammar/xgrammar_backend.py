@@ -48,9 +48,11 @@ from structgen.grammar.base import (
 )
 from structgen.grammar.ebnf import to_gbnf
 from structgen.grammar.ecma_regex import Style, translate
-from structgen.grammar.guard import State, TextGuard, json_automaton, utf8_automaton
+from structgen.grammar.guard import TextGuard, TextWatch, json_automaton, utf8_automaton
 from structgen.grammar.notations import grammar_of
 from structgen.grammar.structural_tag import prepare_tag
+from structgen.grammar.unique_names import Names, NameWatch, names_are_open
+from structgen.grammar.watch import Watch, Watches
 
 # Of the grammars that it makes of schemas: what follows a string, the characters of a string with a
 # length bound, and those without control characters.
@@ -82,6 +84,7 @@ class XGrammarBackend(GrammarBackend):
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
         self._text = TextGuard(vocabulary, utf8_automaton())
         self._json_text = TextGuard(vocabulary, json_automaton())
+        self._names = Names(vocabulary)
 
     def supports(self, constraint: Constraint) -> bool:
         return True
@@ -93,8 +96,7 @@ class XGrammarBackend(GrammarBackend):
             if _OUT_OF_MEMORY in str(error):
                 raise MemoryError from None
             raise ConstraintError(_reason(error), field=field_of(constraint)) from None
-        is_json = isinstance(constraint, JsonSchema | JsonObject)
-        compiled = XGrammarCompiled(grammar, self._json_text if is_json else self._text)
+        compiled = XGrammarCompiled(grammar, self._watch(constraint))
         require_a_start(self, compiled, constraint, self._vocab_size)
         return compiled
 
@@ -108,7 +110,13 @@ class XGrammarBackend(GrammarBackend):
                 matcher.handle.fill_next_token_bitmask(words, row)
             except RuntimeError as error:
                 raise GrammarError(_reason(error)) from None
-            words[row] &= matcher.guard.masks[matcher.text_state]
+            matcher.watch.restrict(words[row])
+
+    def _watch(self, constraint: Constraint) -> Watch:
+        if not isinstance(constraint, JsonSchema | JsonObject):
+            return TextWatch(self._text)
+        text = TextWatch(self._json_text)
+        return Watches([text, NameWatch(self._names)]) if names_are_open(constraint) else text
 
     def _compile(self, constraint: Constraint) -> xgrammar.CompiledGrammar:
         match constraint:
@@ -140,53 +148,44 @@ class XGrammarBackend(GrammarBackend):
 
 
 class XGrammarCompiled(CompiledConstraint):
-    def __init__(self, grammar: xgrammar.CompiledGrammar, guard: TextGuard) -> None:
+    """watch: at the start of the text; never advanced, only copied."""
+
+    def __init__(self, grammar: xgrammar.CompiledGrammar, watch: Watch) -> None:
         self._grammar = grammar
-        self._guard = guard
+        self._watch = watch
 
     @property
     def size_bytes(self) -> int:
         return int(self._grammar.memory_size_bytes)
 
     def new_matcher(self) -> XGrammarMatcher:
-        return XGrammarMatcher(xgrammar.GrammarMatcher(self._grammar), self._guard, [State.TEXT])
+        return XGrammarMatcher(xgrammar.GrammarMatcher(self._grammar), self._watch.fork())
 
 
 class XGrammarMatcher(Matcher):
-    """text_states: of the guard, at the start and after each token."""
-
-    def __init__(
-        self, handle: xgrammar.GrammarMatcher, guard: TextGuard, text_states: list[int]
-    ) -> None:
+    def __init__(self, handle: xgrammar.GrammarMatcher, watch: Watch) -> None:
         self.handle = handle
-        self.guard = guard
-        self._text_states = text_states
-
-    @property
-    def text_state(self) -> int:
-        """Where `guard` is, by index of its masks."""
-        return self._text_states[-1]
+        self.watch = watch
 
     def accept(self, token: int) -> None:
-        after = self.guard.advance(self.text_state, token)
+        self.watch.accept(token)
         try:
             accepted = self.handle.accept_token(token)
         except RuntimeError as error:
             raise GrammarError(_reason(error)) from None
         if not accepted:
             raise GrammarError(f"xgrammar refused token {token}")
-        self._text_states.append(after)
 
     def rollback(self, count: int) -> None:
         self.handle.rollback(count)
-        del self._text_states[len(self._text_states) - count :]
+        self.watch.rollback(count)
 
     def fork(self) -> XGrammarMatcher:
-        return XGrammarMatcher(self.handle.fork(), self.guard, self._text_states.copy())
+        return XGrammarMatcher(self.handle.fork(), self.watch.fork())
 
     @property
     def accepting(self) -> bool:
-        return self.text_state == State.TEXT and bool(self.handle.is_completed())
+        return self.watch.may_end and bool(self.handle.is_completed())
 
 
 def _schema_grammar(schema: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -52,7 +53,7 @@ def test_utf8_is_what_python_decodes() -> None:
 @pytest.mark.parametrize("state", range(State.DEAD))
 def test_masks_hold_the_tokens_that_advance(state: int) -> None:
     rng = random.Random(state)
-    alphabet = '\\ud8D"cn\né日😀'.encode()
+    alphabet = '\\u0017f"bn\né日😀'.encode()
     tokens = [bytes(rng.choices(alphabet, k=rng.randint(1, 5))) for _ in range(400)]
     vocabulary = Vocabulary([*BYTES, b"", *tokens, b""])
     guard = TextGuard(vocabulary, json_automaton())
@@ -73,20 +74,25 @@ def test_masks_hold_the_tokens_that_advance(state: int) -> None:
 @pytest.mark.parametrize(
     ("text", "well_formed"),
     [
-        (rb"\ud83d\ude00", True),
-        (rb"\uD83D\uDE00\u00e9\ud7ff\ue000\n\\u", True),
+        (rb"\n\\u\"\b\f\r\t", True),
+        (rb"\u0000\u000b\u001f\u007f", True),
         (rb"\\ud800", True),
-        (rb"\ud83d", None),
-        (rb"\ud83d ", False),
-        (rb"\ud83d\n", False),
-        (rb"\ud83d\u0041", False),
+        ("é日😀/".encode(), True),
+        (rb"\ud83d", False),
         (rb"\ude00", False),
+        (rb"\u00e9", False),
+        (rb"\u0061", False),
+        (rb"\u000a", False),
+        (rb"\u001F", False),
+        (rb"\/", False),
         (rb"\x", False),
         (b"\t", False),
+        (b"\x7f", False),
+        (rb"\u00", None),
         (b"\xc3", None),
     ],
 )
-def test_json_has_surrogate_escapes_in_pairs_only(text: bytes, well_formed: bool | None) -> None:
+def test_json_text_spells_each_character_in_one_way(text: bytes, well_formed: bool | None) -> None:
     """None: it may go on but not end."""
     guard = TextGuard(Vocabulary(BYTES), json_automaton())
     if well_formed is False:
@@ -94,3 +100,11 @@ def test_json_has_surrogate_escapes_in_pairs_only(text: bytes, well_formed: bool
             spell(guard, list(text))
     else:
         assert (spell(guard, list(text)) == State.TEXT) == bool(well_formed)
+
+
+def test_every_character_has_a_spelling() -> None:
+    guard = TextGuard(Vocabulary(BYTES), json_automaton())
+    for code in [*range(0x300), 0x2028, 0xD7FF, 0xE000, 0xFFFF, 0x10000, 0x10FFFF]:
+        character = chr(code)
+        spelling = json.dumps(character, ensure_ascii=code == 0x7F)[1:-1]
+        assert ends_well(guard, spelling.encode()), character

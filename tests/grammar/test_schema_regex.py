@@ -116,6 +116,21 @@ def test_the_texts_but_for_some_are_all_others(words: list[str]) -> None:
         assert bool(re.fullmatch(regex, text)) == (text not in words)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "written"),
+    [
+        (r"^a\x01$", None),
+        (r"^(a|\x01b|[\x01\x02]c|[\x00-z]d)$", r"^(?:a|[\u0000-z]d)$"),
+        (r"^a\x7f*b\x1f+|c$", r"^[\s\S]*c$"),
+        (r"^a\x7f*\n$", r"^a\u000a$"),
+    ],
+)
+def test_what_needs_an_escape_by_number_is_left_out_for_llguidance(
+    pattern: str, written: str | None
+) -> None:
+    assert patterns.written(pattern, LLGUIDANCE) == written
+
+
 def test_long_texts_are_excluded_without_nesting_too_deeply() -> None:
     words = ("x" * 180 + "y", "x" * 90 + "z" * 70)
     regex = excluding(words)

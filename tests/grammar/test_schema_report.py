@@ -212,6 +212,33 @@ def test_what_outlines_would_drop_in_silence_is_named(schema: Any, pointer: str)
     assert unenforced(schema, OUTLINES) == [pointer]
 
 
+@pytest.mark.parametrize("name", ["é", 'a"b', "a\nb", "日"])
+def test_xgrammar_is_not_relied_on_for_names_that_it_takes_for_others(name: str) -> None:
+    schema = {"type": "object", "properties": {name: {"type": "null"}}}
+    assert unenforced(schema, XGRAMMAR) == ["/properties"]
+    assert unenforced({**schema, "additionalProperties": False}, XGRAMMAR) == []
+    assert unenforced(schema) == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "pointer"),
+    [
+        ({"const": {"a": ["\x01"]}}, "/const"),
+        ({"type": "object", "properties": {"\x7f": {}}}, "/properties"),
+        ({"type": "string", "pattern": "^\x1f$"}, "/pattern"),
+    ],
+)
+def test_llguidance_is_not_asked_for_what_only_a_number_escapes(schema: Any, pointer: str) -> None:
+    assert unenforced(schema) == [pointer]
+
+
+@pytest.mark.parametrize("pattern", ['^a"$', "\\\\", "^[\n\t]$"])
+def test_xgrammar_is_not_asked_to_escape_what_a_pattern_needs(pattern: str) -> None:
+    schema = {"type": "string", "pattern": pattern}
+    assert unenforced(schema, XGRAMMAR) == ["/pattern"]
+    assert unenforced(schema) == []
+
+
 def test_recursion_is_not_for_outlines() -> None:
     tree = {"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": False}
     assert unenforced(tree, OUTLINES)

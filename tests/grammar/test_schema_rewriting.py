@@ -148,6 +148,11 @@ REWRITES: dict[str, dict[str, Any]] = {
     "$dynamicRef": {"$dynamicRef": "#s", "$defs": {"x": {"$dynamicAnchor": "s", "type": "null"}}},
     "unevaluatedProperties": {"properties": AB, "unevaluatedProperties": False},
     "patterns everywhere": {"patternProperties": {".*": {"type": "integer"}, "a": {"minimum": 1}}},
+    "patterns of few names": {
+        "properties": {"a": {"minimum": 1}},
+        "patternProperties": {"^[ab]$": {"type": "integer"}, "^(k|x)$": {"type": "string"}},
+        "additionalProperties": False,
+    },
     "single anyOf": {"anyOf": [{"type": "integer"}], "allOf": [{"minimum": 1}]},
 }
 

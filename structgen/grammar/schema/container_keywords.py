@@ -38,6 +38,11 @@ _IN_PLACE = frozenset(
 )
 
 
+# A pattern that so few names have is said by those names: what leaves names open must not run out
+# of them, as each may be there once.
+MAX_LISTED_NAMES = 8
+
+
 def elements(keywords: Keywords) -> Iterator[Assertion]:
     places = keywords.places("prefixItems", "items", "additionalItems")
     if "prefixItems" in keywords.keywords and keywords.asserts("prefixItems"):
@@ -84,10 +89,13 @@ def fields(keywords: Keywords) -> Iterator[Assertion]:
     if len(usable) < len(patterned):
         yield Opaque(places=keywords.places("patternProperties", "additionalProperties"))
         tail = ()
+    few = {regex: patterns.listed(regex, MAX_LISTED_NAMES) for regex, _ in usable}
+    names = [*keywords.map("properties"), *(name for names in few.values() for name in names or ())]
     named = [
-        (name, keywords.child("properties", name) + _also(keywords, name, usable))
-        for name in keywords.map("properties")
+        (name, _by_name(keywords, name) + _also(keywords, name, usable))
+        for name in dict.fromkeys(names)
     ]
+    usable = [(regex, schema) for regex, schema in usable if few[regex] is None]
     everywhere = [schema for regex, schema in usable if patterns.universal(regex)]
     if everywhere:  # then no property is left over for anything else
         tail = sum(everywhere, ())
@@ -95,6 +103,10 @@ def fields(keywords: Keywords) -> Iterator[Assertion]:
             (regex, schema + tail) for regex, schema in usable if not patterns.universal(regex)
         ]
     yield Fields(named=tuple(named), patterned=tuple(usable), rest=tail, places=places)
+
+
+def _by_name(keywords: Keywords, name: str) -> Schema:
+    return keywords.child("properties", name) if name in keywords.map("properties") else ()
 
 
 def _also(keywords: Keywords, name: str, patterned: list[tuple[str, Schema]]) -> Schema:

@@ -29,8 +29,12 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     combines: keywords for several kinds of value, or several allOf, may stand in one schema.
     patterns_combine: several patterns, and bounds of the length, on one string.
+    not_in_patterns: characters that no string with a pattern can have.
     intricate_patterns: their repetitions may be counted, their alternatives begin alike.
     formats: those of its own, for what an expression will not do; not relied on, but verified.
+    numbered_escapes: strings may hold what JSON can only write by number.
+    any_names: beside properties that are left open, others may have names that are not of ASCII, or
+    that JSON escapes.
     partial_tuples: arrays may have fewer or more items than have a schema of their own.
     largest_multiple: of whole numbers; 0: none.  bounded_multiples: with other bounds beside them.
     """
@@ -38,9 +42,12 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     combines: bool
     patterns_combine: bool
+    not_in_patterns: frozenset[str]
     intricate_patterns: bool
     unicode_properties: bool
     formats: frozenset[str] = frozenset()
+    numbered_escapes: bool
+    any_names: bool
     bounds: bool
     largest_multiple: int
     fractional_multiples: bool

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from structgen.grammar import limits
 from structgen.grammar.schema.dialect import Dialect, PatternProperties, Sizes
+from structgen.grammar.schema.values import BY_NUMBER, ESCAPED
 
 # Refuses what it does not enforce, by name.  Its bounds on properties count the named ones as if
 # all were there.
@@ -11,8 +12,11 @@ LLGUIDANCE = Dialect(
     name="llguidance",
     combines=True,
     patterns_combine=True,
+    not_in_patterns=BY_NUMBER,
     intricate_patterns=True,
     unicode_properties=True,
+    numbered_escapes=False,  # they are switched off: a name would have many spellings
+    any_names=True,
     bounds=True,
     largest_multiple=limits.MAX_MULTIPLE,
     fractional_multiples=True,
@@ -25,11 +29,14 @@ LLGUIDANCE = Dialect(
 )
 
 # Drops in silence: what stands beside anyOf, $ref, enum; all of several allOf; keywords without a
-# type; lengths beside a pattern; multiples that are no whole numbers, above 1024, or in a range.
+# type; lengths beside a pattern; multiples that are no whole numbers, above 1024, or in a range;
+# what is said of a property whose name is not plain ASCII, where there may be others.  What a
+# pattern matches stands in the string as it is, be it a quote.
 XGRAMMAR = Dialect(
     name="xgrammar",
     combines=False,
     patterns_combine=False,
+    not_in_patterns=ESCAPED,
     intricate_patterns=False,
     unicode_properties=False,
     formats=frozenset(
@@ -38,6 +45,8 @@ XGRAMMAR = Dialect(
             *("uri", "uri-reference", "uri-template", "json-pointer", "relative-json-pointer"),
         ]
     ),
+    numbered_escapes=True,
+    any_names=False,
     bounds=True,
     largest_multiple=1024,
     fractional_multiples=False,
@@ -54,8 +63,11 @@ OUTLINES = Dialect(
     name="outlines_core",
     combines=False,
     patterns_combine=False,
+    not_in_patterns=ESCAPED,
     intricate_patterns=True,
     unicode_properties=False,
+    numbered_escapes=True,
+    any_names=False,
     bounds=False,
     largest_multiple=0,
     fractional_multiples=False,

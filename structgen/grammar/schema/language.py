@@ -159,6 +159,59 @@ def _none_of(words: Sequence[str], stem: int) -> Node:
     return either(*options)
 
 
+def words(node: Node, most: int) -> list[str] | None:
+    """Return every text of an expression; None: they are more, or not known."""
+    match node:
+        case Chars(ranges, class_text):
+            if class_text or sum(high - low + 1 for low, high in ranges) > most:
+                return None
+            return [chr(code) for low, high in ranges for code in range(low, high + 1)]
+        case Alternation(options):
+            found = [words(option, most) for option in options]
+            listed = None if None in found else [word for part in found for word in part or ()]
+        case Concat(items):
+            listed = _combinations(items, most)
+        case Repeat(item, low, high) if high is not None and high <= most:
+            runs = [_combinations((item,) * times, most) for times in range(low, high + 1)]
+            listed = None if None in runs else [word for run in runs for word in run or ()]
+        case _:
+            return None
+    unique = list(dict.fromkeys(listed or ()))
+    return None if listed is None or len(unique) > most else unique
+
+
+def _combinations(items: Sequence[Node], most: int) -> list[str] | None:
+    found = [""]
+    for item in items:
+        ends = words(item, most)
+        if ends is None or len(found) * len(ends) > most:
+            return None
+        found = [begin + end for begin in found for end in ends]
+    return found
+
+
+def without(node: Node, characters: charset.Ranges) -> Node | None:
+    """Return the expression but for alternatives that need one of these characters; None: all do.
+
+    A set that has others too is left as it is.
+    """
+    match node:
+        case Chars(ranges, ""):
+            return node if charset.meet(ranges, charset.complement(characters)) else None
+        case Concat(items):
+            parts = [without(item, characters) for item in items]
+            return None if None in parts else join(*(part for part in parts if part))
+        case Alternation(options):
+            found = [one for option in options if (one := without(option, characters))]
+            return either(*found) if found else None
+        case Repeat(item, low, high):
+            inner = without(item, characters)
+            if inner is None:
+                return None if low else EMPTY
+            return Repeat(inner, low, high)
+    return node
+
+
 def one_of(words: list[str]) -> Node:
     return either(*(join(*(Chars(charset.of(letter)) for letter in word)) for word in words))
 

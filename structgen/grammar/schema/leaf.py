@@ -23,7 +23,15 @@ from structgen.grammar.schema.dialect import Dialect, Sizes
 from structgen.grammar.schema.group import Group
 from structgen.grammar.schema.properties import JsonObject, Lower, Properties
 from structgen.grammar.schema.report import Place, Places
-from structgen.grammar.schema.values import ALL_KINDS, NUMBERS, JsonValue, Kind, number_of
+from structgen.grammar.schema.values import (
+    ALL_KINDS,
+    BY_NUMBER,
+    NUMBERS,
+    JsonValue,
+    Kind,
+    number_of,
+    strings_in,
+)
 
 # The largest double within int64.
 LARGEST_BOUND = 2**63 - 1024
@@ -70,6 +78,8 @@ class Leaf:
                 values = described or values
             elif not isinstance(assertion, Types | Members):
                 self.give_up(assertion.places)
+        if not self._dialect.numbered_escapes and _needs_numbers(values):
+            self.give_up(group.members.places)
         return {"const": values[0]} if len(values) == 1 else {"enum": values}
 
     def _types(self, group: Group, kinds: frozenset[Kind]) -> JsonObject:
@@ -193,6 +203,10 @@ class Leaf:
             else:
                 part.update(_interval(group.sizes, "minProperties", "maxProperties"))
         return part
+
+
+def _needs_numbers(values: list[JsonValue]) -> bool:
+    return any(not BY_NUMBER.isdisjoint(text) for text in strings_in(values))
 
 
 def _bounds(numbers: Range) -> JsonObject:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from structgen.grammar.schema import language
+from structgen.grammar.schema import charset, language
 from structgen.grammar.schema.automaton import Automaton, TooLarge, shortest_common
 from structgen.grammar.schema.dialect import Dialect
 from structgen.grammar.schema.regex import RegexUnsupported, parse
@@ -28,6 +28,8 @@ def supported(pattern: str) -> bool:
 def written(pattern: str, dialect: Dialect) -> str | None:
     """Return the pattern in words of a dialect, with both anchors; None: it has none for it."""
     node = language.whole(pattern)
+    if node is not None:
+        node = language.without(node, charset.of("".join(dialect.not_in_patterns)))
     if node is not None and not dialect.intricate_patterns:
         node = language.spelt_out(node)
     if node is None or not (dialect.intricate_patterns or language.predictive(node)):
@@ -35,6 +37,13 @@ def written(pattern: str, dialect: Dialect) -> str | None:
     text = language.anchored(node)
     special = "\\p{" in text or "\\P{" in text
     return None if special and not dialect.unicode_properties else text
+
+
+@lru_cache(maxsize=1024)
+def listed(pattern: str, most: int) -> list[str] | None:
+    """Return the texts that have the pattern; None: more than so many, or not known."""
+    node = language.whole(pattern)
+    return [] if node is None else language.words(node, most)
 
 
 @lru_cache(maxsize=4096)

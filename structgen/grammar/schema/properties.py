@@ -10,7 +10,7 @@ from structgen.grammar.schema.assertions import Fields, Schema, is_nothing
 from structgen.grammar.schema.dialect import Dialect, PatternProperties, Sizes
 from structgen.grammar.schema.group import Group
 from structgen.grammar.schema.report import Places
-from structgen.grammar.schema.values import JsonValue
+from structgen.grammar.schema.values import BY_NUMBER, JsonValue
 
 JsonObject = dict[str, JsonValue]
 Lower = Callable[[Schema], JsonValue]
@@ -39,11 +39,19 @@ class Properties:
             if rest is not False or patterned:
                 patterned, rest = self._excluding(fields, patterned, rest)
         texts = {regex: patterns.written(regex, self._dialect) for regex in patterned}
+        if not self._has_names(named, is_open=rest is not False or bool(patterned)):
+            self._give_up(fields.places)
         if None in texts.values() or not self._takes(fields, named, patterned, rest):
             self._give_up(fields.places)
             patterned, rest = {}, True
         patterned = {str(texts[regex]): schema for regex, schema in patterned.items()}
         return _as_object(named, patterned, rest, group.needed)
+
+    def _has_names(self, names: Iterable[str], is_open: bool) -> bool:
+        """Whether the dialect has these names, beside others or not."""
+        if not self._dialect.numbered_escapes:
+            return all(BY_NUMBER.isdisjoint(name) for name in names)
+        return self._dialect.any_names or not is_open or all(map(_is_plain, names))
 
     def _named(self, fields: Fields, group: Group) -> dict[str, JsonValue]:
         named = {name: self._lower(schema) for name, schema in fields.named}
@@ -82,6 +90,10 @@ class Properties:
         return _apart(list(patterned)) and all(
             _included(schema, fields) for schema in _overlaid(fields, named)
         )
+
+
+def _is_plain(name: str) -> bool:
+    return name.isascii() and name.isprintable() and not {'"', "\\"} & set(name)
 
 
 def _overlaid(fields: Fields, named: Iterable[str]) -> Iterable[tuple[Schema, Schema, bool | None]]:

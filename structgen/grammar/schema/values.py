@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from enum import StrEnum
 from fractions import Fraction
 from typing import TypeAlias
@@ -56,6 +57,25 @@ class Value(msgspec.Struct, frozen=True):
 def dump(value: JsonValue) -> str:
     """Return compact JSON text."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+# What stands in a JSON string as an escape; of that, what has no short one.
+ESCAPED = frozenset(map(chr, [*range(0x20), 0x7F])) | frozenset('"\\')
+BY_NUMBER = ESCAPED - frozenset('"\\\b\t\n\f\r')
+
+
+def strings_in(value: JsonValue) -> Iterator[str]:
+    """Yield every string in a value, names of properties among them."""
+    match value:
+        case str():
+            yield value
+        case list():
+            for item in value:
+                yield from strings_in(item)
+        case dict():
+            yield from value
+            for item in value.values():
+                yield from strings_in(item)
 
 
 def identity(value: JsonValue) -> str:
