@@ -80,7 +80,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         int, Meta(ge=16 << 20, description="bytes of memory that compiling a constraint may take")
     ] = 256 << 20
     compile_queue: Annotated[
-        int, Meta(ge=1, description="constraints that may wait to be compiled")
+        int,
+        Meta(ge=1, description="constraints that may wait to be compiled, and texts to be judged"),
     ] = 256
     compile_cache_bytes: Annotated[
         int, Meta(ge=0, description="bytes of compiled constraints kept")

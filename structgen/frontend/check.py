@@ -15,6 +15,8 @@ from structgen.grammar.choosing import ORDER, Backends
 from structgen.grammar.compiler import Compiled
 from structgen.grammar.judging import judge
 
+LIMIT_S = 60.0  # nobody else waits
+
 
 def vocabulary(token_bytes: list[bytes] | None) -> Vocabulary:
     """Return that of a tokenizer, or of the bytes alone.
@@ -38,7 +40,7 @@ def check(constraint: Constraint, vocabulary: Vocabulary, text: bytes | None) ->
     chosen, info = compiled.require(), compiled.info(constraint, cached=False)
     verdict = None
     if text is not None:
-        verdict = judge(chosen.grammar, chosen.backend, backends.spelling, text)
+        verdict = judge(chosen.grammar, chosen.backend, backends.spelling, text, limit_s=LIMIT_S)
     return ConstraintCheck(constraint=info, size_bytes=chosen.grammar.size_bytes, verdict=verdict)
 
 

@@ -109,6 +109,7 @@ class InputProcessor:
         Raises InvalidRequest: the prompt is empty or leaves no room in the context, an id is
         outside the vocabulary, the request id is malformed, or nothing could be answered.
         """
+        assert not input.constraint_id, "KnownConstraints.resolve comes before"
         arrival = self._clock()
         _check_request_id(input.request_id)
         self._check_token_ids(input.params)

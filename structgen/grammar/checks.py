@@ -16,7 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import msgspec
 
 from structgen.constraints import Constraint
-from structgen.errors import StructgenError, WireError, to_wire
+from structgen.errors import LimitExceeded, StructgenError, WireError, to_wire
+from structgen.grammar import judging
 from structgen.grammar.compiler import Compiled, Compiler
 from structgen.grammar.jobs import Judge, verdict_of
 from structgen.grammar.workshop import Workshop
@@ -32,17 +33,23 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 class Checks:
-    """post(judged): hand an outcome to the loop thread, which then calls `judged`."""
+    """post(judged): hand an outcome to the loop thread, which then calls `judged`.
+
+    max_pending: texts that may be under way, waiting for their turn included.
+    """
 
     def __init__(
         self,
         compiler: Compiler,
         workshop: Workshop,
         post: Callable[[Judged], None],
+        *,
+        max_pending: int,
     ) -> None:
         self._compiler = compiler
         self._workshop = workshop
         self._post = post
+        self._max_pending = max_pending
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="judge")
         self._waiting: dict[Constraint, dict[str, Check]] = {}  # for a compile, by id
         self._judging: dict[str, _Judging] = {}
@@ -74,18 +81,18 @@ class Checks:
         ]
 
     def judged(self, judged: Judged) -> list[Checked]:
-        judging = self._judging.pop(judged.check_id, None)
-        if judging is None:  # abandoned
+        waiting = self._judging.pop(judged.check_id, None)
+        if waiting is None:  # abandoned
             return []
         if judged.error is not None:
             return [Checked(judged.check_id, error=judged.error)]
-        return [msgspec.structs.replace(judging.answer, verdict=judged.verdict)]
+        return [msgspec.structs.replace(waiting.answer, verdict=judged.verdict)]
 
     def forget(self, check_id: str) -> Constraint | None:
         """Drop a check, if it is here; return a constraint that no check waits for any more."""
-        judging = self._judging.pop(check_id, None)
-        if judging is not None:
-            judging.future.cancel()  # one that has begun is soon over
+        waiting = self._judging.pop(check_id, None)
+        if waiting is not None:
+            waiting.future.cancel()  # one that has begun is soon over
             return None
         for constraint, checks in self._waiting.items():
             if checks.pop(check_id, None) is not None:
@@ -103,6 +110,8 @@ class Checks:
         try:
             info = compiled.info(check.constraint, cached=cached)
             chosen = compiled.require()
+            if check.text is not None:
+                self._require_room()
         except StructgenError as error:
             return [Checked(check.id, error=to_wire(error))]
         answer = Checked(check.id, info, compiled.size_bytes)
@@ -111,6 +120,13 @@ class Checks:
         future = self._pool.submit(self._judge, check.id, Judge(chosen.recipe, check.text))
         self._judging[check.id] = _Judging(answer, future)
         return []
+
+    def _require_room(self) -> None:
+        if len(self._judging) >= self._max_pending:
+            raise LimitExceeded(
+                f"at most {self._max_pending} texts may wait to be judged (compile_queue)",
+                field=judging.FIELD,
+            )
 
     def _judge(self, check_id: str, job: Judge) -> None:
         try:

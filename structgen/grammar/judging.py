@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from structgen.errors import InternalError, InvalidRequest, LimitExceeded
 from structgen.grammar import bitmask
@@ -122,13 +123,16 @@ class _Walk:
         if position == len(self._text):
             return _Place(before, token, position, iter(()), position)
         row = self._mask()
-        steps = [
+        steps = (
             (end, id)
             for end, ids in self._spelling.at(self._text, position)
-            if (id := next((id for id in ids if is_allowed(row, id)), None)) is not None
-        ]
-        reach = position if self._bytes_have_tokens else self._reach(row, position)
-        return _Place(before, token, position, iter(steps), reach)
+            for id in ids
+            if is_allowed(row, id)
+        )
+        if self._bytes_have_tokens:  # then the first is as good as any
+            return _Place(before, token, position, islice(steps, 1), position)
+        # All of them now, as the row will be overwritten.
+        return _Place(before, token, position, iter([*steps]), self._reach(row, position))
 
     def _mask(self) -> bitmask.Words:
         try:

@@ -94,7 +94,7 @@ class GrammarManager:
             max_pending=queue_length,
         )
         self._gates = Gates(backends.vocabulary)
-        self.checks = Checks(self._compiler, workshop, post)
+        self.checks = Checks(self._compiler, workshop, post, max_pending=queue_length)
         self._waiting: dict[Constraint, list[Constrained]] = {}
         self._stop_sets: dict[frozenset[int], bitmask.TokenSet] = {}
         self._words = bitmask.allocate(1, vocab_size)

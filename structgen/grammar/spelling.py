@@ -28,7 +28,11 @@ class Spelling:
         self.vocab_size = vocabulary.size
         self.texts = sorted(ids)
         self._ids = ids
-        self._lengths = sorted({len(text) for text in ids}, reverse=True)
+        # By the first two bytes, how long such texts are, longest first; a token has few rivals.
+        lengths: dict[bytes, set[int]] = {}
+        for text in ids:
+            lengths.setdefault(text[:2], set()).add(len(text))
+        self._lengths = {head: sorted(found, reverse=True) for head, found in lengths.items()}
         # The ids of all texts one after another, and where those of each begin.
         self._flat = np.array([id for text in self.texts for id in ids[text]], dtype=np.intp)
         self._begins = np.cumsum([0, *(len(ids[text]) for text in self.texts[:-1])])
@@ -39,10 +43,11 @@ class Spelling:
 
     def at(self, text: bytes, start: int) -> Iterator[tuple[int, list[int]]]:
         """Yield where tokens end that spell `text` from `start` on, and they; longest first."""
-        for length in self._lengths:
-            end = start + length
-            if end <= len(text) and (ids := self._ids.get(text[start:end])) is not None:
-                yield end, ids
+        for head in dict.fromkeys((text[start : start + 2], text[start : start + 1])):
+            for length in self._lengths.get(head, ()):
+                ids = self._ids.get(text[start : start + length])
+                if ids is not None and start + length <= len(text):
+                    yield start + length, ids
 
     def allowed(self, row: bitmask.Words) -> Indices:
         """Return the indices in `texts` of what a mask row allows, ascending."""

@@ -193,6 +193,28 @@ def test_a_compile_goes_on_for_whoever_is_left(engine: StubEngine) -> None:
     assert_idle(engine)
 
 
+def test_only_so_many_texts_may_wait_to_be_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+    engine = StubEngine(lambda tokens: 1)
+    monkeypatch.setattr(engine.grammars.checks, "_max_pending", 2)
+    monkeypatch.setattr(judging, "judge", lambda *args: TextVerdict() if go_on.wait(10) else None)
+    ask(engine, "known", YES_NO)
+    checked(engine)
+    for id in "abcd":
+        ask(engine, id, YES_NO, id)
+    ask(engine, "e", YES_NO)
+    refused = {answer.id: answer.error for answer in checked(engine, 3)}
+    assert set(refused) == {"c", "d", "e"}
+    assert refused["e"] is None
+    assert refused["c"] is not None
+    assert refused["c"].kind == "LimitExceeded"
+    assert "at most 2 texts" in refused["c"].message
+    go_on.set()
+    assert {answer.id for answer in checked(engine, 2)} == {"a", "b"}
+    assert_idle(engine)
+    engine.core.close()
+
+
 def test_the_loop_goes_on_while_texts_are_judged_and_abandoned_ones_are_dropped(
     engine: StubEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,11 +18,13 @@ from structgen.errors import (
     ConstraintError,
     ConstraintTooLarge,
     InternalError,
+    InvalidRequest,
     LimitExceeded,
     StructgenError,
 )
 from structgen.grammar.choosing import Backends
 from structgen.grammar.isolation import IsolatedWorkshop
+from structgen.grammar.jobs import Judge, verdict_of
 from structgen.grammar.worker_process import Limits
 from structgen.grammar.workers import TemplateProcess
 from structgen.grammar.workshop import LocalWorkshop
@@ -92,6 +94,27 @@ def test_what_comes_back_is_what_is_compiled_here(workshop: IsolatedWorkshop) ->
     assert there.recipe == here.recipe
     assert there.backend.name == "llguidance"
     assert there.grammar.size_bytes == here.grammar.size_bytes
+
+
+def test_a_text_is_judged_there_as_here(workshop: IsolatedWorkshop) -> None:
+    backends = Backends(byte_vocabulary())
+    for backend in (Backend.LLGUIDANCE, Backend.XGRAMMAR, Backend.OUTLINES_CORE):
+        recipe = workshop.compile(Regex("é?[0-9]{2}", backend=backend)).recipe
+        for text in ("é12", "é1", "x"):
+            job = Judge(recipe, text)
+            there = verdict_of(workshop.perform(job))
+            assert there == verdict_of(LocalWorkshop(backends).perform(job))
+            assert (there.accepted, there.is_prefix) == (text == "é12", text == "é1")
+
+
+def test_a_text_that_takes_too_long_is_said_to(workshop: IsolatedWorkshop) -> None:
+    recipe = workshop.compile(Regex("[ab]*")).recipe
+    with pytest.raises(LimitExceeded, match="judging the text takes more than") as caught:
+        verdict_of(workshop.perform(Judge(recipe, "ab" * 130_000)))
+    assert caught.value.field == "input.text"
+    with pytest.raises(InvalidRequest, match="at most"):
+        verdict_of(workshop.perform(Judge(recipe, "ab" * 140_000)))
+    assert_serves(workshop)
 
 
 @pytest.mark.parametrize(

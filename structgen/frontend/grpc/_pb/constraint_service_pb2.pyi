@@ -82,7 +82,7 @@ class CheckTextRequest(_message.Message):
     CONSTRAINT_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """The text, at most 256 KiB of UTF-8."""
+    """The text, at most 256 KiB of UTF-8. RESOURCE_EXHAUSTED: judging it takes too long."""
     @_builtins.property
     def constraint(self) -> _constraint_pb2.Constraint:
         """The constraint; required. The text is what it speaks of: behind the marker, if options name one."""
