@@ -28,7 +28,10 @@ def pack(allowed: Iterable[int], vocab_size: int) -> Words:
 
 def full(vocab_size: int) -> Words:
     """Return int32 [ceil(vocab_size / 32)] that allows every token and no bit beyond."""
-    return pack(range(vocab_size), vocab_size)
+    words = np.full(num_words(vocab_size), -1, dtype=np.int32)
+    if beyond := vocab_size % 32:
+        words[-1] = (1 << beyond) - 1
+    return words
 
 
 def unpack(words: Words, vocab_size: int) -> list[int]:
