@@ -236,8 +236,9 @@ def _schema_regex(schema: object, whitespace: Whitespace) -> Translation:
     place = next(mark for mark in map(chr, range(0xE000, 0xF8FF)) if mark not in text)
     regex = build_regex_from_schema(text, place)
     for separator in ",:":
-        regex = regex.replace(f"{place}{separator}{place}", f"{separator} ")
-        regex = regex.replace(f"{separator}{place}", f"{separator} ")
+        # The last two forms: where the other place is beyond the end of a group.
+        for marked in (f"{place}{separator}{place}", f"{place}{separator}", f"{separator}{place}"):
+            regex = regex.replace(marked, f"{separator} ")
     return translate(regex.replace(place, ""), Style.RUST, MARKERS)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import itertools
 import json
 import random
 import re
@@ -399,6 +400,26 @@ def test_compact_json_has_one_blank_after_commas_and_colons(bench: Bench) -> Non
     assert not bench.obeys(PERSON, text.replace("1, ", "1,"))
     assert not bench.obeys(PERSON, text.replace("1, ", "1,  "))
     assert not bench.obeys(PERSON, text.replace("{", "{ "))
+
+
+@pytest.mark.parametrize("required", [[], ["a"], ["c"], ["a", "c"], ["b"], ["a", "b", "c"]])
+def test_compact_json_has_the_same_blanks_whichever_properties_are_there(
+    by_byte: Bench, required: list[str]
+) -> None:
+    schema = JsonSchema.of(
+        {
+            "type": "object",
+            "properties": {name: {"enum": [1]} for name in "abc"},
+            "required": required,
+            "additionalProperties": False,
+        }
+    )
+    for size in range(4):
+        for names in itertools.combinations("abc", size):
+            text = json.dumps(dict.fromkeys(names, 1))
+            assert by_byte.obeys(schema, text) == (set(required) <= set(names)), text
+            for other in (text.replace(", ", ","), text.replace("{", "{ ")):
+                assert other == text or not by_byte.obeys(schema, other), other
 
 
 def test_flexible_json_has_a_bounded_number_of_blanks(bench: Bench) -> None:
