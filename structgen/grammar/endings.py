@@ -1,4 +1,4 @@
-"""How the strings that a constraint describes by patterns can end.
+"""How the strings that a constraint describes by patterns, and the texts of a grammar, can end.
 
 Where a string must hold "wifi" somewhere, masks allow every letter until it does, and do not show
 the way.  The automata of the patterns do.
@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from structgen.constraints import Constraint, JsonSchema, Regex
+from structgen.constraints import Constraint, Ebnf, JsonSchema, Lark, Regex
+from structgen.grammar.ebnf.completion import Completion
+from structgen.grammar.notations import grammar_of
 from structgen.grammar.schema import language
 from structgen.grammar.schema.automaton import Automaton, TooLarge, shortest_ending
 from structgen.grammar.schema.regex import RegexError
@@ -18,26 +20,30 @@ MAX_PATTERNS = 16
 MAX_STATES = 4_000  # of all automata: some milliseconds
 MAX_CHARACTERS = 1024  # of a string that is looked at
 
-Patterns = list[Automaton]
+Patterns = list[Automaton | Completion]
 
 
 def patterns_of(constraint: Constraint) -> Patterns:
-    """Return the automata of the first patterns in a constraint as a library is given it."""
+    """Return what knows the endings of the first patterns in a constraint as a library is given it,
+    or of its texts.
+    """
     match constraint:
+        case Ebnf() | Lark():
+            return [Completion(grammar_of(constraint))]
         case Regex(pattern=pattern):
             texts = [f"^(?:{pattern})$"]  # it matches the whole text
         case JsonSchema(schema=schema):
             texts = list(dict.fromkeys(_patterns(json.loads(schema))))[:MAX_PATTERNS]
         case _:
             texts = []
-    found: Patterns = []
+    found: list[Automaton] = []
     for text in texts:
         automaton = _automaton(text)
         if automaton is not None:
             found.append(automaton)
         if sum(one.num_states for one in found) > MAX_STATES:
             break
-    return found
+    return list(found)
 
 
 def endings(patterns: Patterns, text: str) -> list[str]:
@@ -47,12 +53,18 @@ def endings(patterns: Patterns, text: str) -> list[str]:
     found: set[str] = set()
     for automaton in patterns:
         try:
-            ending = shortest_ending(automaton, text)
+            ending = _ending(automaton, text)
         except TooLarge:
             continue
         if ending is not None:
             found.add(ending)
     return sorted(found, key=lambda ending: (len(ending), ending))
+
+
+def _ending(pattern: Automaton | Completion, text: str) -> str | None:
+    if isinstance(pattern, Completion):
+        return pattern.ending(text)
+    return shortest_ending(pattern, text)
 
 
 def _patterns(schema: object) -> Iterator[str]:

@@ -94,7 +94,9 @@ class _Spacing:
                 options.append(Concat((first, *map(self._rest, items[index + 1 :]))))
             if not nullable(item, self._empty):
                 break
-        return Alternation(tuple(options)) if options else None
+        if len(options) <= 1:
+            return options[0] if options else None
+        return Alternation(tuple(options))
 
     def _rest(self, node: Node) -> Node:
         match node:

@@ -1,0 +1,126 @@
+"""The shortest way to complete a text of a grammar is one, and no shorter one is."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import random
+import time
+
+import pytest
+from recognising import recognises, sample
+from test_lark import random_lark
+
+from structgen.constraints import Ebnf, Lark
+from structgen.frontend.ready_grammars import files, folder, ready
+from structgen.grammar.ebnf import Grammar, load
+from structgen.grammar.ebnf.completion import Completion
+from structgen.grammar.lark import load as load_lark
+from structgen.grammar.notations import grammar_of
+from structgen.grammar.schema.automaton import TooLarge
+
+
+@pytest.mark.parametrize(
+    ("text", "begun", "ending"),
+    [
+        ('root ::= "a" [0-9]{3} ("b" | "cd")', "a1", "00b"),
+        ('root ::= "a" [0-9]{3} ("b" | "cd")', "a111c", "d"),
+        ('root ::= "a" [0-9]{3} ("b" | "cd")', "a111cd", ""),
+        ('root ::= "a" [0-9]{3} ("b" | "cd")', "b", None),
+        ('root ::= "(" root ")" | "x"', "(((", "x)))"),
+        ('root ::= "(" root ")" | "x"', "((x)", ")"),
+        ('root ::= name (", " name)* ";"\nname ::= [a-z]+', "ab, c", ";"),
+        ('root ::= name (", " name)* ";"\nname ::= [a-z]+', "ab,", " a;"),
+        ('root ::= ("a"? "b"?){2,4} "é"', "ab", "é"),
+        ('root ::= (("a")*)* "b" "" [^a-z0-9A-Z]', "aa", "b_"),
+    ],
+)
+def test_a_text_is_completed(text: str, begun: str, ending: str | None) -> None:
+    completion = Completion(load(text, "root"))
+    assert completion.ending(begun) == ending
+    assert completion.ending(begun) == ending, "what it keeps changes nothing"
+
+
+LEFT = 'start: list\nlist: list ", " item | item\nitem: "a" item "b" | "c"'
+
+
+def test_plain_left_recursion_is_read() -> None:
+    completion = Completion(load_lark(LEFT, "start"))
+    assert completion.ending("c, aac") == "bb"
+    assert completion.ending("c,") == " c"
+
+
+def test_what_is_too_much_is_not_known() -> None:
+    indirect = 'start: x\nx: y "a" | "b"\ny: x "c"'
+    with pytest.raises(TooLarge):
+        Completion(load_lark(indirect, "start")).ending("b")
+    powers = "\n".join(f"r{i} ::= r{i + 1} r{i + 1}" for i in range(30)) + '\nr30 ::= "a"'
+    with pytest.raises(TooLarge):
+        Completion(load(powers, "r0")).ending("aaa")
+
+
+def test_no_text_takes_long_however_ambiguous_it_is() -> None:
+    grammar = load('root ::= ((("a" | "b"?)* "c"?){1,90} | ("a" "b"?){1,300}){1,300} "x"', "root")
+    completion = Completion(grammar)
+    text = ""
+    for character in "abcabacab" * 3:
+        text += character
+        started = time.perf_counter()
+        with contextlib.suppress(TooLarge):
+            completion.ending(text)
+        assert time.perf_counter() - started < 0.5
+
+
+def check(grammar: Grammar, rng: random.Random, alphabet: str) -> int:
+    """Check the endings of beginnings of random texts; return how many there were."""
+    completion = Completion(grammar)
+    found = 0
+    for _ in range(12):
+        text = sample(grammar, rng)
+        if text is None or len(text) > 25:
+            continue
+        begun = text[: rng.randint(0, len(text))]
+        try:
+            ending = completion.ending(begun)
+        except TooLarge:
+            continue
+        found += 1
+        assert ending is not None, (grammar.text, begun)
+        assert len(ending) <= len(text) - len(begun)
+        assert recognises(grammar, begun + ending), (grammar.text, begun, ending)
+        for length in range(min(len(ending), 3)):
+            for other in itertools.product(alphabet, repeat=length):
+                assert not recognises(grammar, begun + "".join(other)), (begun, ending, other)
+    return found
+
+
+def test_endings_of_random_grammars_are_right_and_shortest() -> None:
+    found = 0
+    for seed in range(40):
+        rng = random.Random(seed)
+        found += check(load_lark(random_lark(rng), "start"), rng, "abAB -")
+    assert found > 100
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, path in files().items() if path.suffix in (".ebnf", ".lark")]
+)
+def test_endings_of_ready_grammars_are_right(name: str) -> None:
+    constraint = ready(name)
+    assert isinstance(constraint, Ebnf | Lark)
+    grammar = grammar_of(constraint)
+    completion = Completion(grammar)
+    cases = json.loads((folder() / f"{name}.cases.json").read_text())
+    for text in cases["accepts"][:4]:
+        for length in {0, len(text) // 3, len(text) // 2, len(text)}:
+            ending = completion.ending(text[:length])
+            assert ending is not None
+            assert len(ending) <= len(text) - length
+            assert recognises(grammar, text[:length] + ending), (text[:length], ending)
+
+
+def test_a_text_that_is_no_beginning_has_no_ending() -> None:
+    assert (
+        Completion(load('root ::= "[" root ("," root)* "]" | "1"', "root")).ending("[1,,") is None
+    )
