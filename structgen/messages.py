@@ -11,11 +11,14 @@ from enum import StrEnum
 import msgspec
 
 from structgen.constraints import Constraint
-from structgen.errors import WireError
+from structgen.errors import InvalidRequest, WireError
 from structgen.keywords import KeywordReport
 from structgen.logprobs import TokenLogprobs
 from structgen.marker import Marker
 from structgen.params import SamplingParams
+
+# Of a check: seconds of masks, and more than a context usually holds.
+MAX_CHECKED_BYTES = 2**18
 
 
 class FinishReason(StrEnum):
@@ -68,11 +71,22 @@ class Abort(_Message, frozen=True):
 
 
 class Check(_Message, frozen=True):
-    """Compile a constraint, and judge a text by it if one is given; Abort drops it."""
+    """Compile a constraint, and judge a text by it if one is given; Abort drops it.
+
+    Raises InvalidRequest: the text is too long.
+    """
 
     id: str
     constraint: Constraint
     text: str | None = None
+
+    def __post_init__(self) -> None:
+        num_bytes = 0 if self.text is None else len(self.text.encode())
+        if num_bytes > MAX_CHECKED_BYTES:
+            raise InvalidRequest(
+                f"text must have at most {MAX_CHECKED_BYTES} bytes, got {num_bytes}",
+                field="input.text",
+            )
 
 
 class Shutdown(_Message, frozen=True):

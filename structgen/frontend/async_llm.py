@@ -229,14 +229,15 @@ class AsyncLLM:
         if isinstance(constraint, ConstraintId):
             constraint = self._known.get(constraint.id)
         self._require_room()
-        check_id = self._checks.open()
+        check = Check(self._checks.new_id(), constraint, text)
+        self._checks.open(check.id)
         self._idle.clear()
         try:
-            self._client.send(Check(check_id, constraint, text))
-            answer = await self._checks.wait(check_id)
+            self._client.send(check)
+            answer = await self._checks.wait(check.id)
         finally:
-            if self._checks.discard(check_id):
-                self._abort(Abort([check_id]))
+            if self._checks.discard(check.id):
+                self._abort(Abort([check.id]))
             self._note_idle()
         self._known.add(answer.constraint.key, constraint)
         return answer

@@ -32,8 +32,7 @@ def vocabulary(token_bytes: list[bytes] | None) -> Vocabulary:
 def check(constraint: Constraint, vocabulary: Vocabulary, text: bytes | None) -> ConstraintCheck:
     """Compile a constraint, and judge a text by it if one is given.
 
-    Raises ConstraintError, Unsupported: it cannot be used.  Raises InvalidRequest, LimitExceeded:
-    the text cannot be judged.
+    Raises ConstraintError, Unsupported: it cannot be used.  LimitExceeded: the text takes too long.
     """
     backends = Backends(vocabulary)
     compiled = _compile(backends, constraint)

@@ -33,11 +33,13 @@ class Checks:
     def __len__(self) -> int:
         return len(self._open)
 
-    def open(self) -> str:
-        """Return the id of a new check, which no other ever has."""
-        id = f"check#{next(self._serials)}"
+    def new_id(self) -> str:
+        """Return the id of a check, which no other ever has."""
+        return f"check#{next(self._serials)}"
+
+    def open(self, id: str) -> None:
+        """Expect the answer to a check."""
         self._open[id] = asyncio.get_running_loop().create_future()
-        return id
 
     async def wait(self, id: str) -> ConstraintCheck:
         """Raises what the check failed with."""

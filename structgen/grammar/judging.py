@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from structgen.errors import InternalError, InvalidRequest, LimitExceeded
+from structgen.errors import InternalError, LimitExceeded
 from structgen.grammar import bitmask
 from structgen.grammar.base import CompiledConstraint, GrammarBackend, GrammarError, Matcher
 from structgen.grammar.continuations import continuations
@@ -22,7 +22,6 @@ from structgen.grammar.spelling import Reader, Spelling, is_allowed
 from structgen.messages import TextVerdict
 
 FIELD = "input.text"
-MAX_TEXT_BYTES = 2**18  # some seconds of masks, and more than a context usually holds
 LIMIT_S = 1.5  # what a text of the largest size takes the slower libraries, on one core
 
 
@@ -36,13 +35,8 @@ def judge(
 ) -> TextVerdict:
     """Judge a text by a constraint that `backend` has compiled.
 
-    Raises InvalidRequest: the text is too long.  LimitExceeded: it takes too long.  InternalError:
-    the library failed.
+    Raises LimitExceeded: it takes too long.  InternalError: the library failed.
     """
-    if len(text) > MAX_TEXT_BYTES:
-        raise InvalidRequest(
-            f"text must have at most {MAX_TEXT_BYTES} bytes, got {len(text)}", field=FIELD
-        )
     deadline = time.monotonic() + limit_s
     try:
         walk = _Walk(grammar, Reader(backend, spelling), spelling, text)

@@ -9,6 +9,7 @@ import pytest
 from stub_engine import StubEngine
 
 from structgen.constraints import Choice, Constraint
+from structgen.errors import LimitExceeded
 from structgen.grammar import judging
 from structgen.messages import Abort, Check, Checked, TextVerdict
 
@@ -136,11 +137,18 @@ def test_a_constraint_that_is_refused_is_the_check_s_error(engine: StubEngine) -
     assert_idle(engine)
 
 
-def test_a_text_that_cannot_be_judged_is_the_check_s_error(engine: StubEngine) -> None:
-    ask(engine, "c", YES_NO, "Y" * (judging.MAX_TEXT_BYTES + 1))
+def test_a_text_that_cannot_be_judged_is_the_check_s_error(
+    engine: StubEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def give_up(*args: object) -> None:
+        raise LimitExceeded("too slow", field="input.text")
+
+    monkeypatch.setattr(judging, "judge", give_up)
+    ask(engine, "c", YES_NO, "YES")
     (answer,) = checked(engine)
     assert answer.error is not None
-    assert (answer.error.kind, answer.error.field) == ("InvalidRequest", "input.text")
+    assert (answer.error.kind, answer.error.field) == ("LimitExceeded", "input.text")
+    assert answer.constraint is None
     assert_idle(engine)
 
 

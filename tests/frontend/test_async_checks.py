@@ -25,6 +25,7 @@ from structgen.frontend.inputs import GenerationInput
 from structgen.frontend.known import KnownConstraints
 from structgen.frontend.outputs import RequestOutput
 from structgen.messages import (
+    MAX_CHECKED_BYTES,
     Check,
     Checked,
     ConstraintInfo,
@@ -118,6 +119,18 @@ async def test_what_the_engine_says_against_a_constraint_is_raised() -> None:
         with pytest.raises(ConstraintError, match="no such type") as caught:
             await llm.check(JsonSchema('{"type":"nosuch"}'))
         assert caught.value.field == "input.constraint.json_schema"
+        assert llm.num_open == 0
+
+
+@asynchronous
+async def test_a_text_that_is_too_long_does_not_reach_the_engine() -> None:
+    async with started() as (llm, client):
+        assert await llm.check(DIGITS, "é" * (MAX_CHECKED_BYTES // 2))
+        with pytest.raises(InvalidRequest, match="at most 262144 bytes, got 262146") as caught:
+            await llm.check(DIGITS, "é" * (MAX_CHECKED_BYTES // 2 + 1))
+        assert caught.value.field == "input.text"
+        assert len(client.checks) == 1
+        assert client.aborted == []
         assert llm.num_open == 0
 
 
