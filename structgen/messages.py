@@ -131,6 +131,7 @@ class RequestStats(_Message, frozen=True):
     prompt_tokens: int
     cached_tokens: int = 0
     forwards: int = 0
+    forced_tokens: int = 0
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from enum import StrEnum
 
 import msgspec
 
@@ -25,6 +26,13 @@ MAX_MARKER_CHARS = 64
 MARKER_FIELD = "input.constraint.options.after"
 
 
+class JumpForward(StrEnum):
+    """Forced text: sample it like any other, or append it as the tokenizer would spell it."""
+
+    OFF = "off"
+    COMMIT = "commit"
+
+
 class SamplingParams(
     msgspec.Struct, frozen=True, kw_only=True, array_like=True, omit_defaults=True
 ):
@@ -36,6 +44,8 @@ class SamplingParams(
     bad_words, bad_token_ids: never answered.  logprobs, prompt_logprobs: how many of the most
     likely tokens to report beside the one that is there; None reports nothing.
     close_within_budget: under a constraint, complete the text before a limit would cut it.
+    jump_forward: what to do with text that the constraint leaves no choice about; log probabilities
+    that are asked for have it sampled.
     constraint_after: the answer is free until this marker, such as "</think>", and the constraint
     begins right behind it; a marker that spells a control token is that token.
 
@@ -67,6 +77,7 @@ class SamplingParams(
     prompt_logprobs: int | None = None
     constraint_mass: bool = False
     close_within_budget: bool = True
+    jump_forward: JumpForward = JumpForward.COMMIT
     constraint_after: str = ""
 
     @property

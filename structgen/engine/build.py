@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 
 from structgen import logs
 from structgen.config import EngineConfig, let_threads_sleep
@@ -52,7 +53,7 @@ def build_core(config: EngineConfig) -> tuple[EngineCore, ModelInfo]:
         info = executor.runner.info
         inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
         vocabulary = Vocabulary(tokenizer.token_bytes[: info.vocab_size])
-        grammars = _build_grammars(config, vocabulary, template, inbox.put)
+        grammars = _build_grammars(config, vocabulary, tokenizer, template, inbox.put)
         undo.pop_all()
 
     core = EngineCore(
@@ -78,6 +79,7 @@ def build_core(config: EngineConfig) -> tuple[EngineCore, ModelInfo]:
 def _build_grammars(
     config: EngineConfig,
     vocabulary: Vocabulary,
+    tokenizer: Tokenizer,
     template: TemplateProcess | None,
     post: Callable[[Compiled | Judged], None],
 ) -> GrammarManager:
@@ -91,6 +93,7 @@ def _build_grammars(
         cache_entries=config.compile_cache_entries,
         queue_length=config.compile_queue,
         workshop=_build_workshop(config, vocabulary, backends, template),
+        encode=partial(tokenizer.encode, add_bos=False),
     )
 
 

@@ -174,6 +174,8 @@ class EngineCore:
             for token in output.token_ids:
                 if self._append_one(request, token):
                     break
+            else:
+                self._jump(request)
         except StructgenError as error:
             self._fail(request, error)
             return
@@ -222,6 +224,29 @@ class EngineCore:
         elif complete:
             request.finish = FinishReason.CONSTRAINT_COMPLETE
         return request.finish is not None
+
+    def _jump(self, request: Request) -> None:
+        """Append what comes next whatever is sampled."""
+        for token in self._grammars.forced(request):
+            before = len(request.tokens)
+            ended = self._append_one(request, token)
+            if not request.closed:
+                request.forced_tokens += len(request.tokens) - before
+            if ended:
+                return
+
+    def _begin(self, request: Request) -> None:
+        """Report what an answer begins with whatever is sampled, once its constraint is ready."""
+        if request.params.prompt_logprobs is not None:
+            return  # they come with the first tokens, and take a forward
+        before = len(request.tokens)
+        try:
+            self._jump(request)
+        except StructgenError as error:
+            self._fail(request, error)
+            return
+        if len(request.tokens) > before or request.finish is not None:
+            self._report(request, request.tokens[before:], [])
 
     def _close(self, request: Request, reason: FinishReason) -> None:
         """Complete the text of a request that has a way out, and end it.
@@ -278,7 +303,11 @@ class EngineCore:
             case Compiled():
                 for request_id, error in self._grammars.land(message):
                     request = self.scheduler.get(request_id)
-                    if request is not None:  # else its first sample has failed it already
+                    if request is None:  # its first sample has failed it already
+                        continue
+                    if error is None:
+                        self._begin(request)
+                    else:
                         self._fail(request, error)
                 self._checked += self._grammars.checks.land(message)
             case Shutdown():
@@ -308,6 +337,9 @@ class EngineCore:
                 return
         if leader is not None and leader.deadline is not None:
             heapq.heappush(self._deadlines, (leader.deadline, message.id))
+        for request in list(self._samples[message.id]):
+            if request.matcher is not None and not request.gone:
+                self._begin(request)
 
     def _check(self, message: EngineRequest) -> None:
         capacity = self._config.context_length

@@ -19,7 +19,7 @@ from structgen.grammar.budget import Budget
 from structgen.grammar.filters import TokenFilter
 from structgen.logprobs import TokenLogprobs
 from structgen.messages import ConstraintInfo, EngineRequest, FinishReason, RequestStats
-from structgen.params import SamplingParams
+from structgen.params import JumpForward, SamplingParams
 
 
 class Request:
@@ -44,6 +44,7 @@ class Request:
         "finish",
         "first_scheduled_at",
         "first_token_at",
+        "forced_tokens",
         "forwards",
         "gone",
         "id",
@@ -111,6 +112,7 @@ class Request:
         self.constraint_info: ConstraintInfo | None = None
         self.cached_tokens = 0
         self.forwards = 0
+        self.forced_tokens = 0
         self.preemptions = 0
         self.reported = False  # whether anything was said of it yet
         self.first_scheduled_at: float | None = None
@@ -141,6 +143,16 @@ class Request:
         return self.matcher is not None and self.matcher.accepting
 
     @property
+    def jumps(self) -> bool:
+        """Forced text is appended rather than sampled."""
+        params = self.params
+        return (
+            params.jump_forward is JumpForward.COMMIT
+            and params.logprobs is None
+            and self.finish is None
+        )
+
+    @property
     def is_led_out(self) -> bool:
         """The text has just been completed along the only way that was left to it."""
         return self.budget is not None and self.budget.following and not self.budget.way
@@ -167,6 +179,7 @@ class Request:
             prompt_tokens=self.num_prompt,
             cached_tokens=self.cached_tokens,
             forwards=self.forwards,
+            forced_tokens=self.forced_tokens,
             queue_s=scheduled - self.arrival,
             prefill_s=first_token - scheduled,
             decode_s=now - first_token,

@@ -26,7 +26,7 @@ from structgen.constraints import (
 from structgen.errors import InvalidRequest
 from structgen.frontend import ready_grammars
 from structgen.frontend.inputs import Prompt
-from structgen.params import SamplingParams
+from structgen.params import JumpForward, SamplingParams
 from structgen.tokenizer import ChatMessage
 
 # ---- configs
@@ -171,6 +171,7 @@ def params(given: Namespace) -> SamplingParams:
         **values | lists,
         constraint=wanted,
         close_within_budget=given.truncation == "close",
+        jump_forward=JumpForward(given.jump_forward),
         constraint_after=given.constraint_after,
     )
 
@@ -220,6 +221,12 @@ def add_constraint(parser: ArgumentParser) -> None:
 def add_constrained_answer(parser: ArgumentParser) -> None:
     """Add what may be said of an answer under a constraint, not of the constraint itself."""
     group = parser.add_argument_group("options of a constrained answer")
+    group.add_argument(
+        "--jump-forward",
+        choices=[kind.value for kind in JumpForward],
+        default=JumpForward.COMMIT.value,
+        help="text that the constraint leaves no choice about: append it (default), or sample it",
+    )
     group.add_argument(
         "--truncation",
         choices=["close", "mark"],

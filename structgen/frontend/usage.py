@@ -13,13 +13,15 @@ class Usage(msgspec.Struct, frozen=True):
     """Counters of a request so far, all its answers together.
 
     prompt_tokens are computed once for all answers; cached_tokens: those of them whose KV was
-    found.  forwards are counted for each answer.
+    found.  forwards are counted for each answer.  forced_tokens: of the completion_tokens, those
+    that took no forward to be chosen, since the constraint left no choice.
     """
 
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
     forwards: int
+    forced_tokens: int = 0
 
 
 class Timings(msgspec.Struct, frozen=True):
@@ -71,7 +73,8 @@ class Meter:
     def usage(self) -> Usage:
         first = self._stats[0]
         forwards = sum(stats.forwards for stats in self._stats.values())
-        return Usage(first.prompt_tokens, first.cached_tokens, self._num_ids, forwards)
+        forced = sum(stats.forced_tokens for stats in self._stats.values())
+        return Usage(first.prompt_tokens, first.cached_tokens, self._num_ids, forwards, forced)
 
     def timings(self) -> Timings:
         first, constraint = self._stats[0], self.constraint

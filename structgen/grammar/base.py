@@ -60,6 +60,12 @@ class Matcher(ABC):
     def rollback(self, count: int) -> None:
         """Take back the last `count` accepted tokens; masks and `accepting` are as they were."""
 
+    def forced(self) -> bytes:
+        """Return bytes that every continuation begins with; none if the text is complete as it is,
+        or the library does not tell.  They may end inside a character.
+        """
+        return b""
+
     def is_completed_by(self, tokens: Sequence[int]) -> bool:
         """Whether these tokens, in turn, complete the text; the matcher stays where it is."""
         copy = self.fork()

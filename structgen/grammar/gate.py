@@ -10,7 +10,6 @@ complete.  Loop thread only.
 
 from __future__ import annotations
 
-import bisect
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -19,7 +18,8 @@ import numpy.typing as npt
 
 from structgen.errors import InvalidRequest
 from structgen.grammar import bitmask
-from structgen.grammar.base import GrammarBackend, GrammarError, Matcher, Vocabulary
+from structgen.grammar.base import GrammarBackend, GrammarError, Matcher
+from structgen.grammar.pieces import Pieces
 from structgen.marker import Marker
 from structgen.params import MARKER_FIELD
 
@@ -79,52 +79,11 @@ class Gate:
         ]
 
 
-class Pieces:
-    """The tokens of a vocabulary by their texts (takes 0.1 s for 50,000)."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self.texts = vocabulary.token_bytes
-        self.full = bitmask.full(vocabulary.size)
-        self._ids = {text: token for token, text in enumerate(self.texts) if text}
-        self._order = sorted(range(vocabulary.size), key=self.texts.__getitem__)
-        self._by_length = sorted(range(vocabulary.size), key=lambda token: len(self.texts[token]))
-        self._longest = max(map(len, self.texts), default=0)
-
-    def holding(self, part: bytes) -> list[int]:
-        """Return the tokens that have a text inside, and more behind it."""
-        longer = bisect.bisect_right(
-            self._by_length, len(part), key=lambda token: len(self.texts[token])
-        )
-        return [token for token in self._by_length[longer:] if part in self.texts[token][:-1]]
-
-    def beginning_with(self, start: bytes) -> list[int]:
-        """Return the tokens that begin with a text and are longer."""
-        low = bisect.bisect_right(self._order, start, key=self.texts.__getitem__)
-        found = []
-        for token in self._order[low:]:
-            if not self.texts[token].startswith(start):
-                break
-            found.append(token)
-        return found
-
-    def spell(self, text: bytes) -> list[int] | None:
-        """Return tokens that spell a text, the longest first; None: these do not."""
-        spelt = []
-        while text:
-            sizes = range(min(self._longest, len(text)), 0, -1)
-            size = next((size for size in sizes if text[:size] in self._ids), None)
-            if size is None:
-                return None
-            spelt.append(self._ids[text[:size]])
-            text = text[size:]
-        return spelt
-
-
 class Gates:
     """The gates over one vocabulary, each made when first wanted."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._pieces = Pieces(vocabulary)
+    def __init__(self, pieces: Pieces) -> None:
+        self._pieces = pieces
         self._gates: OrderedDict[tuple[bytes, int | None], Gate] = OrderedDict()
 
     def get(self, marker: Marker) -> Gate:
@@ -179,6 +138,9 @@ class GatedMatcher(Matcher):
     @property
     def lead_in(self) -> list[int]:
         return [] if self.is_open else self.gate.lead_in(self._states[-1])
+
+    def forced(self) -> bytes:
+        return self.inner.forced() if self.is_open else b""
 
     def rollback(self, count: int) -> None:
         behind = min(count, self._num_behind)

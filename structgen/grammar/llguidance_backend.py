@@ -161,6 +161,9 @@ class LLGuidanceMatcher(Matcher):
         self.watch.rollback(count)
         _require_health(self.handle)
 
+    def forced(self) -> bytes:
+        return self.handle.compute_ff_bytes()
+
     def is_completed_by(self, tokens: Sequence[int]) -> bool:
         # A tenth of the time that accepting them takes.
         count = self.handle.validate_tokens([*tokens, self._end])

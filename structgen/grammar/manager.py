@@ -26,7 +26,9 @@ from structgen.grammar.choosing import Backends
 from structgen.grammar.compiler import Compiled, Compiler
 from structgen.grammar.filters import TokenFilter
 from structgen.grammar.gate import GatedMatcher, Gates
-from structgen.grammar.walk import Walk
+from structgen.grammar.jump import Encode, Jumper
+from structgen.grammar.pieces import Pieces
+from structgen.grammar.walk import UNKNOWN, Walk
 from structgen.grammar.workshop import LocalWorkshop, Workshop
 from structgen.marker import Marker
 from structgen.messages import ConstraintInfo
@@ -52,6 +54,10 @@ class Constrained(Protocol):
     limit: int
     tokens: list[int]
 
+    @property
+    def jumps(self) -> bool:
+        """Whether it is to be given forced text unasked."""
+
 
 class Casualty(msgspec.Struct, frozen=True):
     """A request for which no mask can be made.
@@ -67,7 +73,8 @@ class Casualty(msgspec.Struct, frozen=True):
 class GrammarManager:
     """backends: the libraries.  post: hands what a thread has done to the loop thread.
 
-    workshop: where strangers' constraints are tried, if not in this process.
+    workshop: where strangers' constraints are tried, if not in this process.  encode: a text's ids,
+    with nothing added; without it, text that a constraint forces is sampled like any other.
     """
 
     def __init__(
@@ -81,6 +88,7 @@ class GrammarManager:
         cache_entries: int,
         queue_length: int = 256,
         workshop: Workshop | None = None,
+        encode: Encode | None = None,
     ) -> None:
         self._backends = backends
         self._vocab_size = vocab_size
@@ -93,7 +101,9 @@ class GrammarManager:
             max_entries=cache_entries,
             max_pending=queue_length,
         )
-        self._gates = Gates(backends.vocabulary)
+        pieces = Pieces(backends.vocabulary)
+        self._gates = Gates(pieces)
+        self._jumper = Jumper(pieces, encode) if encode is not None else None
         self.checks = Checks(self._compiler, workshop, post, max_pending=queue_length)
         self._waiting: dict[Constraint, list[Constrained]] = {}
         self._stop_sets: dict[frozenset[int], bitmask.TokenSet] = {}
@@ -126,16 +136,17 @@ class GrammarManager:
         self._compiler.start(constraint)
         self._waiting.setdefault(constraint, []).append(request)
 
-    def land(self, compiled: Compiled) -> list[tuple[str, StructgenError]]:
-        """Serve the requests that waited for a compile; returns those it failed, and why."""
+    def land(self, compiled: Compiled) -> list[tuple[str, StructgenError | None]]:
+        """Serve the requests that waited for a compile; returns them, and why any has failed."""
         self._compiler.land(compiled)
-        failed: list[tuple[str, StructgenError]] = []
+        served: list[tuple[str, StructgenError | None]] = []
         for request in self._waiting.pop(compiled.constraint, []):
             try:
                 self._attach(request, compiled.constraint, compiled, cached=False)
+                served.append((request.id, None))
             except StructgenError as error:
-                failed.append((request.id, error))
-        return failed
+                served.append((request.id, error))
+        return served
 
     def forget(self, request: Constrained) -> None:
         """Drop a finished or aborted request, and its compile if nobody else waits for it."""
@@ -190,6 +201,13 @@ class GrammarManager:
         except GrammarError as error:
             raise InternalError(f"the constraint refused a token it had allowed: {error}") from None
 
+    def forced(self, request: Constrained) -> list[int]:
+        """Return the tokens that a request goes on with whatever is sampled, if it is to jump."""
+        matcher = request.matcher
+        if self._jumper is None or matcher is None or not request.jumps or not matcher.forced():
+            return []
+        return self._jumper.run(self._walk(request))
+
     def affords(self, request: Constrained, token: int) -> bool:
         """Whether a request can still complete its text in time once it has taken a token.
 
@@ -220,12 +238,11 @@ class GrammarManager:
         self._compiler.close()
 
     def _walk(self, request: Constrained) -> Walk:
-        assert request.budget is not None, f"{request.id} has no budget"
         restricted = request.filter is not None or bool(request.params.stop_token_ids)
         return Walk(
             self._backends.get(_backend_of(request)),
             _matcher_of(request),
-            request.budget.exit,
+            request.budget.exit if request.budget is not None else UNKNOWN,
             self._full,
             request.tokens,
             request.num_prompt,

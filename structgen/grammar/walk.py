@@ -40,6 +40,9 @@ class Exit(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, shortest=lead_in + self.shortest)
 
 
+UNKNOWN = Exit([], is_json=False)
+
+
 class Walk:
     """A copy of a matcher to be tried out.
 
@@ -77,6 +80,9 @@ class Walk:
     @property
     def lead_in(self) -> list[int]:
         return self._matcher.lead_in
+
+    def forced(self) -> bytes:
+        return self._matcher.forced()
 
     @property
     def accepting(self) -> bool:

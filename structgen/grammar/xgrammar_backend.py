@@ -180,6 +180,11 @@ class XGrammarMatcher(Matcher):
         self.handle.rollback(count)
         self.watch.rollback(count)
 
+    def forced(self) -> bytes:
+        if not self.watch.may_end:  # inside a character, which xgrammar would cut
+            return b""
+        return self.handle.find_jump_forward_string().encode()
+
     def fork(self) -> XGrammarMatcher:
         return XGrammarMatcher(self.handle.fork(), self.watch.fork())
 

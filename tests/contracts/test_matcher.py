@@ -302,6 +302,33 @@ def test_a_fork_starts_where_its_matcher_is_and_goes_its_own_way(bench: Bench) -
     assert bench.follow(matcher, (bench.ids[bytes([byte])] for byte in rest))
 
 
+@pytest.mark.parametrize("constraint", [PERSON, ANYTHING, Regex("[^a]{3,90}x|b*")])
+def test_tokens_taken_back_were_never_there(bench: Bench, constraint: Constraint) -> None:
+    rng = random.Random(0)
+    matcher = bench.start(constraint)
+    masks = [(bench.allowed(matcher), matcher.accepting)]
+    for _ in range(40):
+        allowed = sorted(masks[-1][0])
+        if not allowed or rng.random() < 0.3:
+            count = rng.randrange(len(masks))
+            matcher.rollback(count)
+            del masks[len(masks) - count :]
+        else:
+            matcher.accept(rng.choice(allowed))
+            masks.append((bench.allowed(matcher), matcher.accepting))
+        assert (bench.allowed(matcher), matcher.accepting) == masks[-1]
+
+
+def test_what_completes_a_text_is_told_without_moving(bench: Bench) -> None:
+    matcher = bench.start(Regex("abc?"))
+    matcher.accept(bench.ids[b"a"])
+    before = bench.allowed(matcher)
+    b, c = bench.ids[b"b"], bench.ids[b"c"]
+    answers = [matcher.is_completed_by(tokens) for tokens in ([], [b], [b, c], [c], [b, c, c])]
+    assert answers == [False, True, True, False, False]
+    assert bench.allowed(matcher) == before
+
+
 # Text that is well-formed whatever the constraint lets through.
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 from collections.abc import Callable, Sequence
 
@@ -175,6 +176,12 @@ class ToyMatcher(Matcher):
     def rollback(self, count: int) -> None:
         del self._left[len(self._left) - count :]
 
+    def forced(self) -> bytes:
+        same = itertools.takewhile(
+            lambda column: len(set(column)) == 1, zip(*self._left[-1], strict=False)
+        )
+        return b"" if self.accepting else "".join(column[0] for column in same).encode()
+
     @property
     def accepting(self) -> bool:
         return "" in self._left[-1]
@@ -186,7 +193,8 @@ class ToyMatcher(Matcher):
 class StubEngine:
     """A core over the two, and what it has said so far."""
 
-    def __init__(self, script: Script, **options: object) -> None:
+    def __init__(self, script: Script, *, jump: bool = False, **options: object) -> None:
+        """jump: append what a constraint forces."""
         settings: dict[str, object] = {
             "block_size": 4,
             "num_blocks": 32,
@@ -207,6 +215,7 @@ class StubEngine:
             cache_bytes=10_000,
             cache_entries=8,
             queue_length=16,
+            encode=(lambda text: [ord(c) - 32 for c in text]) if jump else None,
         )
         self.core = EngineCore(
             config,

@@ -29,7 +29,7 @@ from structgen.frontend import cli, llm
 from structgen.frontend.grpc import server
 from structgen.frontend.llm import GenerationResult
 from structgen.frontend.ready_grammars import ready
-from structgen.params import SamplingParams
+from structgen.params import JumpForward, SamplingParams
 from structgen.tokenizer import ChatMessage
 
 SCHEMA = '{"type":"object"}'
@@ -167,7 +167,7 @@ def test_every_sampling_option_can_be_given() -> None:
         "--frequency-penalty": -0.5, "--presence-penalty": 0.5, "--time-limit-s": 9.0,
         "--logprobs": 4, "--prompt-logprobs": 0, "--stop": "x", "--stop-token-id": 4,
         "--bad-word": "y", "--bad-token-id": 6, "--allowed-token-id": 8, "--logit-bias": "9=-1.5",
-        "--truncation": "mark",
+        "--truncation": "mark", "--jump-forward": "off",
     }  # fmt: skip
     given = [word for flag, value in options.items() for word in (flag, str(value))]
     flags = ["--include-stop", "--ignore-eos", "--constraint-mass", "--bad-word", "z"]
@@ -178,6 +178,7 @@ def test_every_sampling_option_can_be_given() -> None:
         logprobs=4, prompt_logprobs=0, stop=("x",), stop_token_ids=(4,), bad_words=("y", "z"),
         bad_token_ids=(6,), allowed_token_ids=(8,), logit_bias=((9, -1.5),), include_stop=True,
         ignore_eos=True, constraint_mass=True, close_within_budget=False,
+        jump_forward=JumpForward.OFF,
     )  # fmt: skip
     assert FakeLLM.asked[1] == expected
     for name in set(SamplingParams.__struct_fields__) - {"constraint", "constraint_after"}:

@@ -38,7 +38,7 @@ from structgen.frontend.inputs import GenerationInput
 from structgen.frontend.outputs import RequestOutput
 from structgen.keywords import KeywordReport, Treatment
 from structgen.messages import ConstraintInfo, FinishReason
-from structgen.params import SamplingParams
+from structgen.params import JumpForward, SamplingParams
 from structgen.tokenizer import ChatMessage
 
 WORDS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=9)
@@ -177,7 +177,7 @@ def test_everything_survives_the_wire(prompt: str | list[int] | list[ChatMessage
             constraint_mass=True,
         ),
     )
-    of_constraints = {"constraint", "close_within_budget", "constraint_after"}
+    of_constraints = {"constraint", "close_within_budget", "constraint_after", "jump_forward"}
     for name in set(SamplingParams.__struct_fields__) - of_constraints:
         assert getattr(given.params, name) != getattr(SamplingParams(), name), name
     assert convert.from_wire(convert.to_wire(given)) == given
@@ -206,8 +206,9 @@ def test_a_marker_that_is_too_long_is_refused() -> None:
 
 
 @pytest.mark.parametrize("closes", [True, False])
-def test_truncation_survives_the_wire(closes: bool) -> None:
-    params = SamplingParams(constraint=Regex("a"), close_within_budget=closes)
+@pytest.mark.parametrize("jump", JumpForward)
+def test_truncation_and_jumps_survive_the_wire(closes: bool, jump: JumpForward) -> None:
+    params = SamplingParams(constraint=Regex("a"), close_within_budget=closes, jump_forward=jump)
     given = GenerationInput(prompt="x", params=params)
     assert convert.from_wire(convert.to_wire(given)) == given
 

@@ -13,6 +13,7 @@ from structgen.errors import InvalidRequest
 from structgen.grammar import BACKENDS, bitmask, build_backend
 from structgen.grammar.base import GrammarBackend, GrammarError, Matcher, Vocabulary
 from structgen.grammar.gate import GatedMatcher, Gates, fill
+from structgen.grammar.pieces import Pieces
 from structgen.marker import Marker
 
 CONTROL = b""
@@ -45,7 +46,7 @@ def gated(
     backend: GrammarBackend, marker: Marker = MARKER, constraint: Constraint = DIGITS
 ) -> GatedMatcher:
     inner = backend.compile(constraint).new_matcher()
-    return GatedMatcher(Gates(VOCABULARY).get(marker), inner)
+    return GatedMatcher(Gates(Pieces(VOCABULARY)).get(marker), inner)
 
 
 def allowed(backend: GrammarBackend, matcher: Matcher) -> set[int]:
@@ -88,7 +89,7 @@ def test_before_the_marker_all_is_free_but_what_reaches_beyond_it(backend: Gramm
 def test_masks_are_those_of_the_definition() -> None:
     """A token may follow unless the text so far, with it, holds the marker before its end."""
     rng = random.Random(0)
-    gates = Gates(VOCABULARY)
+    gates = Gates(Pieces(VOCABULARY))
     for text in (b"</think>", b"aa", b"abab", b"k"):
         gate = gates.get(Marker(text))
         for _ in range(40):
@@ -179,14 +180,14 @@ def test_json_behind_a_gate_has_nothing_to_do_with_the_text_before(backend: Gram
 
 
 def test_a_marker_that_no_tokens_spell_is_refused() -> None:
-    gates = Gates(Vocabulary([CONTROL, b"a"]))
+    gates = Gates(Pieces(Vocabulary([CONTROL, b"a"])))
     with pytest.raises(InvalidRequest, match="no tokens of this model spell the marker 'ab'"):
         gates.get(Marker(b"ab"))
 
 
 def test_gates_are_kept_but_only_so_many_and_are_quick_to_make() -> None:
     words = [CONTROL, *BYTES, *(b"w%d>" % number for number in range(150_000))]
-    gates = Gates(Vocabulary(words))
+    gates = Gates(Pieces(Vocabulary(words)))
     first = gates.get(Marker(b"</think>"))
     assert gates.get(Marker(b"</think>")) is first
     assert gates.get(Marker(b"</think>", token=0)) is not first

@@ -29,7 +29,7 @@ from structgen.constraints import (
 from structgen.errors import ConstraintError, InvalidRequest, Unsupported
 from structgen.frontend.grpc._pb import constraint_pb2, constraint_service_pb2, generation_pb2
 from structgen.frontend.inputs import GenerationInput
-from structgen.params import SamplingParams
+from structgen.params import JumpForward, SamplingParams
 from structgen.tokenizer import ChatMessage
 
 # Path in GenerationInput -> the values that may be given for it.  Each names something that the
@@ -38,6 +38,7 @@ NOT_OFFERED: Mapping[str, Container[Any]] = {
     "constraint.options.jump_forward": (
         constraint_pb2.JUMP_FORWARD_UNSPECIFIED,
         constraint_pb2.JUMP_FORWARD_OFF,
+        constraint_pb2.JUMP_FORWARD_COMMIT,
     ),
 }
 
@@ -90,6 +91,11 @@ _BEST_EFFORTS = {
     constraint_pb2.UNSUPPORTED_POLICY_UNSPECIFIED: False,
     constraint_pb2.UNSUPPORTED_POLICY_REJECT: False,
     constraint_pb2.UNSUPPORTED_POLICY_BEST_EFFORT: True,
+}
+_JUMPS = {
+    constraint_pb2.JUMP_FORWARD_UNSPECIFIED: JumpForward.COMMIT,
+    constraint_pb2.JUMP_FORWARD_OFF: JumpForward.OFF,
+    constraint_pb2.JUMP_FORWARD_COMMIT: JumpForward.COMMIT,
 }
 _CLOSES = {
     constraint_pb2.TRUNCATION_UNSPECIFIED: True,
@@ -189,6 +195,7 @@ def _params(
         time_limit_s=_seconds(message.time_limit) if message.HasField("time_limit") else None,
         constraint=constraint,
         close_within_budget=_option(message.constraint.options, "truncation", _CLOSES),
+        jump_forward=_option(message.constraint.options, "jump_forward", _JUMPS),
         constraint_after=message.constraint.options.after,
     )
 
@@ -338,6 +345,8 @@ def _to_wire(given: GenerationInput) -> generation_pb2.GenerationInput:
         _put_constraint(given.params.constraint, message.constraint)
     if message.HasField("constraint") and not given.params.close_within_budget:
         message.constraint.options.truncation = constraint_pb2.TRUNCATION_MARK
+    if message.HasField("constraint") and given.params.jump_forward is JumpForward.OFF:
+        message.constraint.options.jump_forward = constraint_pb2.JUMP_FORWARD_OFF
     if given.params.constraint_after:
         message.constraint.options.after = given.params.constraint_after
     return message

@@ -203,6 +203,7 @@ def _usage(usage: Usage | None) -> generation_pb2.Usage | None:
         cached_tokens=usage.cached_tokens,
         completion_tokens=usage.completion_tokens,
         forwards=usage.forwards,
+        forced_tokens=usage.forced_tokens,
     )
 
 
@@ -368,6 +369,7 @@ def _usage_back(usage: generation_pb2.Usage) -> Usage:
         cached_tokens=usage.cached_tokens,
         completion_tokens=usage.completion_tokens,
         forwards=usage.forwards,
+        forced_tokens=usage.forced_tokens,
     )
 
 
