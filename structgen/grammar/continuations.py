@@ -1,14 +1,15 @@
 """What a constraint lets stand at a place, in the few texts that tell a reader most.
 
-A mask has thousands of tokens inside a string and half a character elsewhere.  So each way to go on
-is followed, a byte at a time, for as long as there is no other: `, "age": ` instead of a comma,
-`true` instead of a `t`.
+A mask has thousands of tokens inside a string and half a character elsewhere.  So the ways to go on
+are followed, a byte at a time, for as long as they are few: `, "age": ` instead of a comma, all the
+values of an enum instead of a quote.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from typing import NamedTuple
 
 from structgen.grammar.base import GrammarError, Matcher
 from structgen.grammar.spelling import Reader, Spelling, is_allowed
@@ -19,6 +20,37 @@ MAX_BYTES = 32  # after which a way is followed to the end of a character only
 MAX_CHARACTER_BYTES = 4
 
 
+class Way(NamedTuple):
+    """A way to go on, as far as it was followed.
+
+    matcher: its own.  lead: the beginning of a token, read but not accepted.
+    """
+
+    text: bytes
+    matcher: Matcher
+    lead: bytes
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the text is there, and does not end inside a character."""
+        try:
+            return bool(self.text.decode())
+        except UnicodeDecodeError:
+            return False
+
+    @property
+    def may_end(self) -> bool:
+        return not self.lead and self.matcher.accepting
+
+
+class Step(NamedTuple):
+    """A byte that may follow; lead: with it; token: what that is, if it is one."""
+
+    byte: int
+    lead: bytes
+    token: int | None
+
+
 def continuations(
     matcher: Matcher, reader: Reader, spelling: Spelling, lead: bytes = b""
 ) -> list[str]:
@@ -26,12 +58,18 @@ def continuations(
 
     lead: what stands there already, the beginning of a token.  Leaves the matcher as it is.
     """
-    found: dict[str, None] = {}
-    try:
-        for text in islice(_Follower(reader, spelling).texts(matcher, lead), MAX_WAYS):
-            found[text] = None
-    except GrammarError:
-        pass  # it fails on what might follow; that takes nothing from the text that is there
+    follower = _Follower(reader, spelling)
+    ways, found = [Way(b"", matcher.fork(), lead)], list[str]()
+    while ways:
+        way = ways.pop(0)
+        try:
+            steps = follower.steps(way, MAX_TEXTS - len(ways) - len(found))
+        except GrammarError:
+            continue  # it fails on what might follow; that takes nothing from the text before
+        if steps:
+            ways += follower.take(way, steps)
+        elif way.is_whole:
+            found.append(way.text.decode())
     # What is long is what must come next; short is what one of many may begin with.
     return sorted(found, key=len, reverse=True)[:MAX_TEXTS]
 
@@ -41,55 +79,40 @@ class _Follower:
         self._reader = reader
         self._spelling = spelling
 
-    def texts(self, matcher: Matcher, lead: bytes, before: bytes = b"") -> Iterator[str]:
-        """Yield a text for each way to go on.  before: what came since the place."""
-        for text, token in sorted(self._ways(matcher, lead), key=lambda way: _rank(way[0][-1])):
-            yield from self._follow(matcher.fork(), text, token, before + text[-1:])
+    def steps(self, way: Way, room: int) -> list[Step]:
+        """Return the steps to take from a way; [] if it is to be left as it is.
 
-    def _follow(
-        self, matcher: Matcher, lead: bytes, token: int | None, text: bytes
-    ) -> Iterator[str]:
-        """Go on where `text` leads, with a matcher of its own.  token: what `lead` is, if one."""
-        while True:
-            if token is not None:
-                matcher.accept(token)
-                lead = b""
-            whole = _is_whole(text)
-            if len(text) >= (MAX_BYTES if whole else MAX_BYTES + MAX_CHARACTER_BYTES):
-                break
-            if whole and not lead and matcher.accepting:
-                break
-            ways = list(islice(self._ways(matcher, lead), 2))
-            if len(ways) != 1:
-                break
-            lead, token = ways[0]
-            text += lead[-1:]
-        if whole:
-            yield text.decode()
-        elif len(text) < MAX_BYTES + MAX_CHARACTER_BYTES:
-            yield from self.texts(matcher, lead, text)
+        room: how many ways there may be instead of this one.
+        """
+        if not way.text:
+            return sorted(self._steps(way), key=_rank)[:MAX_WAYS]
+        if not way.is_whole:  # there is no choice but to go on, for a few bytes
+            lost = len(way.text) >= MAX_BYTES + MAX_CHARACTER_BYTES
+            return [] if lost else [*islice(self._steps(way), max(room, 1))]
+        if len(way.text) >= MAX_BYTES or way.may_end:
+            return []
+        steps = [*islice(self._steps(way), max(room, 1) + 1)]
+        return steps if len(steps) <= max(room, 1) else []
 
-    def _ways(self, matcher: Matcher, lead: bytes) -> Iterator[tuple[bytes, int | None]]:
-        """Yield what may stand here, a byte longer than `lead`, and a token that it is, if one."""
-        row = self._reader.mask(matcher).copy()
-        for text in self._spelling.nexts(self._spelling.allowed(row), lead):
-            ids = self._spelling.ids(text)
-            yield text, next((id for id in ids if is_allowed(row, id)), None)
+    def take(self, way: Way, steps: list[Step]) -> Iterator[Way]:
+        for step in steps:
+            matcher = way.matcher if len(steps) == 1 else way.matcher.fork()
+            if step.token is not None:
+                matcher.accept(step.token)
+            lead = step.lead if step.token is None else b""
+            yield Way(way.text + bytes([step.byte]), matcher, lead)
+
+    def _steps(self, way: Way) -> Iterator[Step]:
+        row = self._reader.mask(way.matcher).copy()
+        for lead in self._spelling.nexts(self._spelling.allowed(row), way.lead):
+            ids = self._spelling.ids(lead)
+            yield Step(lead[-1], lead, next((id for id in ids if is_allowed(row, id)), None))
 
 
-def _is_whole(text: bytes) -> bool:
-    """Whether a text does not end inside a character."""
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _rank(byte: int) -> int:
+def _rank(step: Step) -> int:
     """Order bytes by how much they tell: what makes a structure, then what fills it."""
-    if byte >= 0x80:
+    if step.byte >= 0x80:
         return 3
-    if chr(byte).isalnum():
+    if chr(step.byte).isalnum():
         return 1
-    return 0 if chr(byte).isprintable() and byte != 0x20 else 2
+    return 0 if chr(step.byte).isprintable() and step.byte != 0x20 else 2
