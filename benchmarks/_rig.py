@@ -73,7 +73,7 @@ class Scout:
         self._vocab_size = len(token_bytes)
         self._plan: StepPlan
 
-    def execute_model(self, plan: StepPlan) -> None:
+    def execute_model(self, plan: StepPlan, when_done: Callable[[], None] | None = None) -> None:
         self._plan = plan
 
     def sample_tokens(self, mask: TokenBitmask) -> StepOutput:
@@ -110,9 +110,9 @@ class Player:
         self._answers = answers
         self._plan: StepPlan
 
-    def execute_model(self, plan: StepPlan) -> None:
+    def execute_model(self, plan: StepPlan, when_done: Callable[[], None] | None = None) -> None:
         self._plan = plan
-        self._inner.execute_model(plan)
+        self._inner.execute_model(plan, when_done)
 
     def sample_tokens(self, mask: TokenBitmask) -> StepOutput:
         result = self._inner.sample_tokens(mask)
@@ -131,7 +131,7 @@ class Player:
 class Nothing:
     """Executor that computes nothing: what is left of a step is the engine and the masks."""
 
-    def execute_model(self, plan: StepPlan) -> None:
+    def execute_model(self, plan: StepPlan, when_done: Callable[[], None] | None = None) -> None:
         pass
 
     def sample_tokens(self, mask: TokenBitmask) -> StepOutput:

@@ -6,6 +6,7 @@ these, the device thread reads them; nothing is changed after it was handed over
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -101,8 +102,11 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True):
 class Executor(Protocol):
     """Where plans are run.  Called from the engine's loop thread only, the two in turn."""
 
-    def execute_model(self, plan: StepPlan) -> None:
-        """Launch the forward of a plan and return at once."""
+    def execute_model(self, plan: StepPlan, when_done: Callable[[], None] | None = None) -> None:
+        """Launch the forward of a plan and return at once.
+
+        when_done: called when the forward has ended, on any thread, however it ended.
+        """
 
     def sample_tokens(self, mask: TokenBitmask) -> StepOutput:
         """Join the launched forward, sample its logits under the mask.

@@ -2,6 +2,9 @@
 
     step: drain inbox -> schedule -> launch forward -> fill masks meanwhile -> sample -> commit
 
+A forward that ends a prompt samples behind it even if the constraint still compiles: there is time
+until it is over.  If that was not enough, the last token is computed again once it has compiled.
+
 Everything here runs on the loop thread.  Other threads reach it only through `inbox`, which also
 wakes it: with nothing to compute, `step` blocks there, so an idle engine uses no CPU.
 """
@@ -44,7 +47,14 @@ from structgen.plan import Executor, PlanRow, RowOutput, StepPlan
 
 log = logs.get(__name__)
 
-Inbound = EngineRequest | Check | Abort | Compiled | Judged | Shutdown
+
+class ForwardOver(msgspec.Struct, frozen=True):
+    """The forward of a step has ended."""
+
+    step: int
+
+
+Inbound = EngineRequest | Check | Abort | Compiled | Judged | ForwardOver | Shutdown
 
 
 class StepTimes(msgspec.Struct):
@@ -128,10 +138,11 @@ class EngineCore:
         began = time.perf_counter()
         sampled = [self.scheduler.require(row.id) for row in plan.rows if row.num_logits]
         if self.overlap:
-            self._executor.execute_model(plan)
+            self._launch(plan, [request for request in sampled if request.compiling])
         mask_began = time.perf_counter()
         mask, casualties = self._grammars.fill(sampled)
         mask_s = time.perf_counter() - mask_began
+        unmasked = {request.id for request in sampled if request.compiling}
         if not self.overlap:
             self._executor.execute_model(plan)
         result = self._executor.sample_tokens(mask)
@@ -139,7 +150,10 @@ class EngineCore:
         self._drain_inbox()
         lost = {casualty.request_id: casualty for casualty in casualties}
         for row, output in zip(plan.rows, result.rows, strict=True):
-            self._commit(row, output, lost.get(row.id))
+            if row.id in unmasked:
+                self._commit_unmasked(row, output)
+            else:
+                self._commit(row, output, lost.get(row.id))
         self.last_step = StepTimes(
             len(sampled),
             result.forward_s,
@@ -150,6 +164,27 @@ class EngineCore:
         )
         if self._config.check:
             self.check()
+
+    def _launch(self, plan: StepPlan, compiling: list[Request]) -> None:
+        """Launch a forward; wait for the constraints of these requests until it is over."""
+        if not compiling:
+            self._executor.execute_model(plan)
+            return
+        over = ForwardOver(plan.step)
+        self._executor.execute_model(plan, lambda: self.inbox.put(over))
+        message: Inbound | None = None
+        while message != over and any(one.compiling and not one.gone for one in compiling):
+            message = self.inbox.get()
+            self._handle(message)
+
+    def _commit_unmasked(self, row: PlanRow, output: RowOutput) -> None:
+        """Take what was computed of a prompt; what was sampled had no mask."""
+        request = self.scheduler.get(row.id)
+        if request is not None:
+            self.scheduler.paid(request, row)
+            self.scheduler.redo(request)
+            if output.prompt_logprobs:
+                _keep_prompt_logprobs(request, row.start, output.prompt_logprobs)
 
     def _commit(self, row: PlanRow, output: RowOutput, casualty: Casualty | None) -> None:
         request = self.scheduler.get(row.id)
@@ -310,6 +345,8 @@ class EngineCore:
                     else:
                         self._fail(request, error)
                 self._checked += self._grammars.checks.land(message)
+            case ForwardOver():
+                pass  # it was waited for, if at all
             case Shutdown():
                 self.running = False
 

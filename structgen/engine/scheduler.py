@@ -101,7 +101,8 @@ class Scheduler:
 
     def redo(self, request: Request) -> None:
         """Have the last token computed again: what was sampled behind it does not count."""
-        assert not request.debt, f"{request.id}: nothing was sampled, the debt is {request.debt}"
+        known = len(request.tokens)
+        assert request.computed == known, f"{request.id}: {request.computed} of {known} computed"
         request.computed -= 1
 
     def check(self) -> None:
@@ -125,7 +126,7 @@ class Scheduler:
         for request in list(self._running):
             if budget <= 0 or len(rows) >= self._config.max_num_seqs:
                 break
-            count = min(request.debt, budget)
+            count = _share(request, budget)
             if count <= 0 or not self._kv.table(request.id):  # parked, or preempted just now
                 continue
             while not self._kv.grow(request.id, request.computed + count):
@@ -157,7 +158,7 @@ class Scheduler:
                 if request.compiling:
                     continue  # only computed ahead of time: it must not hold up the others
                 return
-            count = min(request.debt, budget)
+            count = _share(request, budget)
             if count > 0:  # zero when the prefix cache held all but the token that must wait
                 rows.append(self._row(request, count, added))
                 budget -= count
@@ -223,7 +224,7 @@ class Scheduler:
         table = self._kv.table(request.id)
         self._known_rows[request.id] = len(table)
         start = request.computed
-        samples = not request.compiling and start + count == len(request.tokens)
+        samples = start + count == len(request.tokens)
         return PlanRow(
             id=request.id,
             start=start,
@@ -256,6 +257,16 @@ class Scheduler:
             assert row.token_ids, f"{row.id}: empty row"
             assert row.start == request.computed
             assert covered >= row.start + len(row.token_ids)
+
+
+def _share(request: Request, budget: int) -> int:
+    """Return how many tokens of a request are computed in this step.
+
+    With the end of a prompt goes its last token, though it waits for the grammar: that may be there
+    when the forward is over, and else the token is computed again.
+    """
+    count = min(request.debt, budget)
+    return count + 1 if request.compiling and 0 < count == request.debt < budget else count
 
 
 def _order(request: Request) -> tuple[int, float, int]:

@@ -29,9 +29,11 @@ class LocalExecutor:
             self.close()
             raise
 
-    def execute_model(self, plan: StepPlan) -> None:
+    def execute_model(self, plan: StepPlan, when_done: Callable[[], None] | None = None) -> None:
         assert self._forward is None, "the last forward was not sampled from"
         self._forward = self._device_thread.submit(self.runner.execute_model, plan)
+        if when_done is not None:
+            self._forward.add_done_callback(lambda forward: when_done())
 
     def sample_tokens(self, mask: TokenBitmask) -> StepOutput:
         assert self._forward is not None, "no forward was launched"

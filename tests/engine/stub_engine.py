@@ -52,7 +52,7 @@ class StubExecutor:
         self.fail_ids: set[str] = set()
         self._kv: dict[tuple[int, int], int] = {}  # (block, offset) -> token whose KV it holds
 
-    def execute_model(self, plan: StepPlan) -> None:
+    def execute_model(self, plan: StepPlan, when_done: Callable[[], None] | None = None) -> None:
         self.plans.append(plan)
         for request_id in plan.removed:
             del self.tokens[request_id], self.blocks[request_id]
@@ -62,6 +62,8 @@ class StubExecutor:
         for row in plan.rows:
             self._compute(row.id, row.start, row.token_ids, row.new_block_ids)
         self.on_forward(plan)
+        if when_done is not None:
+            when_done()
 
     def sample_tokens(self, mask: TokenBitmask) -> StepOutput:
         plan = self.plans[-1]

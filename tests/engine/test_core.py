@@ -14,6 +14,7 @@ from structgen.errors import (
 )
 from structgen.messages import Abort, EngineRequest, FinishReason
 from structgen.params import SamplingParams
+from structgen.plan import StepPlan
 
 
 def counting(tokens: list[int]) -> int:
@@ -202,11 +203,70 @@ def test_the_prompt_is_computed_while_its_constraint_compiles() -> None:
     engine.add("a", list(range(9)), constraint=Choice(("AB",)))
     engine.step()
     plan = engine.executor.plans[-1]
-    assert (plan.rows[0].token_ids, plan.rows[0].num_logits) == (list(range(8)), 0)
+    assert (plan.rows[0].token_ids, plan.rows[0].num_logits) == (list(range(9)), 1)
+    assert engine.tokens["a"] == []  # nothing is sampled without the mask
     gate.set()
     engine.run(1)
     assert engine.tokens["a"] == ids("AB")
     assert engine.executor.plans[1].rows[0].token_ids == [8]
+
+
+def test_a_constraint_that_compiles_during_the_forward_costs_no_other() -> None:
+    engine = StubEngine(counting)
+    gate = threading.Event()
+    engine.backend.gate = lambda constraint: gate.wait(10) and None
+
+    def compile_meanwhile(plan: StepPlan) -> None:
+        gate.set()
+        engine.inbox.put(engine.inbox.get(timeout=10))
+
+    engine.executor.on_forward = compile_meanwhile
+    engine.add("a", list(range(9)), constraint=Choice(("AB",)))
+    engine.step()
+    assert engine.tokens["a"] == ids("A")
+    engine.executor.on_forward = lambda plan: None
+    engine.run(1)
+    assert engine.tokens["a"] == ids("AB")
+    assert [plan.rows[0].start for plan in engine.executor.plans] == [0, 9]
+    engine.assert_clean()
+
+
+@pytest.mark.parametrize("outcome", ["fails", "aborted"])
+def test_a_request_that_ends_during_the_forward_leaves_nothing_of_it(outcome: str) -> None:
+    engine = StubEngine(counting)
+    gate = threading.Event()
+    engine.backend.gate = lambda constraint: gate.wait(10) and None
+
+    def end_meanwhile(plan: StepPlan) -> None:
+        if outcome == "aborted":
+            engine.inbox.put(Abort(["a"]))
+        gate.set()
+        engine.inbox.put(engine.inbox.get(timeout=10))
+
+    engine.executor.on_forward = end_meanwhile
+    engine.add("a", list(range(9)), constraint=Choice(("BAD",)))
+    engine.add("b", [1, 2], max_tokens=3)
+    engine.step()
+    engine.executor.on_forward = lambda plan: None
+    engine.run(2 if outcome == "fails" else 1)
+    assert engine.tokens["a"] == []
+    assert engine.tokens["b"] == alone([1, 2], max_tokens=3)
+    engine.assert_clean()
+
+
+def test_the_logprobs_of_a_prompt_are_those_of_all_its_tokens_while_its_constraint_compiles() -> (
+    None
+):
+    engine = StubEngine(counting, max_num_batched_tokens=5)
+    gate = threading.Event()
+    engine.backend.gate = lambda constraint: gate.wait(10) and None
+    engine.add("a", list(range(9)), constraint=Choice(("AB",)), prompt_logprobs=0)
+    for _ in range(2):
+        engine.step()
+    gate.set()
+    engine.run(1)
+    logprobs = engine.reported["a"][0].prompt_logprobs
+    assert [one and one.token for one in logprobs] == [None, *range(1, 9)]
 
 
 def test_ten_requests_share_one_compile() -> None:

@@ -29,6 +29,7 @@ class Engine:
             "threads": 1,
             "num_blocks": 256,
             "check": True,
+            "isolate_compile": False,
         }
         self.client = InprocClient(EngineConfig(model=model, **(settings | options)))  # type: ignore[arg-type]
 
