@@ -17,8 +17,9 @@ from structgen.logprobs import TokenLogprobs
 from structgen.marker import Marker
 from structgen.params import SamplingParams
 
-# Of a check: seconds of masks, and more than a context usually holds.
+# Of the text of a check: seconds of masks, and more than a context usually holds.
 MAX_CHECKED_BYTES = 2**18
+MAX_EXPECTED = 8  # texts that a verdict names
 
 
 class FinishReason(StrEnum):
@@ -108,7 +109,7 @@ class TextVerdict(_Message, frozen=True):
 
     error_offset: its first byte that cannot stand there; None if the text is legal so far.
     may_end: the constraint may end where the legal part does.  expected: what may stand after
-    that part, a few texts, the most telling first.
+    that part, MAX_EXPECTED texts at most, the most telling first.
     """
 
     error_offset: int | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ import msgspec
 
 from structgen.errors import StructgenError
 from structgen.frontend.checks import ConstraintCheck
-from structgen.messages import TextVerdict
+from structgen.messages import MAX_EXPECTED, TextVerdict
 
 MAX_SHOWN = 60  # columns of the offending line before and after the offence
 
@@ -87,10 +86,13 @@ def _width(text: str) -> int:
 
 
 def _expected(verdict: TextVerdict) -> str:
-    texts = [json.dumps(text, ensure_ascii=False) for text in verdict.expected]
+    texts = [repr(text) for text in verdict.expected]
     if verdict.may_end:
         texts.append("the end of the text")
-    return _either(texts) if texts else "nothing that the vocabulary could spell"
+    if not texts:
+        return "nothing that the vocabulary could spell"
+    sample = "for example " if len(verdict.expected) == MAX_EXPECTED else ""
+    return sample + _either(texts)
 
 
 def _either(texts: Sequence[str]) -> str:

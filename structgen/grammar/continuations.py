@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from structgen.grammar.base import GrammarError, Matcher
 from structgen.grammar.spelling import Reader, Spelling, is_allowed
+from structgen.messages import MAX_EXPECTED
 
-MAX_TEXTS = 8
 MAX_WAYS = 16  # followed, to choose from
 MAX_BYTES = 32  # after which a way is followed to the end of a character only
 MAX_CHARACTER_BYTES = 4
@@ -63,7 +63,7 @@ def continuations(
     while ways:
         way = ways.pop(0)
         try:
-            steps = follower.steps(way, MAX_TEXTS - len(ways) - len(found))
+            steps = follower.steps(way, MAX_EXPECTED - len(ways) - len(found))
         except GrammarError:
             continue  # it fails on what might follow; that takes nothing from the text before
         if steps:
@@ -71,7 +71,7 @@ def continuations(
         elif way.is_whole:
             found.append(way.text.decode())
     # What is long is what must come next; short is what one of many may begin with.
-    return sorted(found, key=len, reverse=True)[:MAX_TEXTS]
+    return sorted(found, key=len, reverse=True)[:MAX_EXPECTED]
 
 
 class _Follower:

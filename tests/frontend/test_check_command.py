@@ -77,7 +77,7 @@ def test_the_first_offending_place_is_shown(
         "text: refused at 1:24 (byte 27)",
         '  {"name": "日本", "tag": nil}',
         "                           ^",  # the two before take two columns each
-        '  expected "ull}"',
+        "  expected 'ull}'",
     ]
 
 
@@ -87,7 +87,14 @@ def test_an_unfinished_text_has_its_own_exit_status(
     assert run("--schema", schema, "--text", GOOD[:-1]) == 3
     out = capsys.readouterr().out
     assert "text: unfinished, legal as far as it goes (1:28)" in out
-    assert out.endswith('  expected "}"\n')
+    assert out.endswith("  expected '}'\n")
+
+
+def test_of_many_ways_to_go_on_some_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--regex", "[0-9]+", "--text", "1x") == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("  expected for example '0', '1', ")
+    assert last.endswith(" or the end of the text")
 
 
 def test_what_stands_behind_a_complete_text_is_refused(
