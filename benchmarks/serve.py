@@ -36,7 +36,7 @@ from _common import DATA, Value, percentile, print_line, print_machine
 from _workload import Item, Workload, load
 
 from structgen.client import AsyncClient
-from structgen.params import SamplingParams
+from structgen.params import JumpForward, SamplingParams
 
 CONCURRENCIES = (1, 8, 16, 32)
 ROUNDS = 2
@@ -55,6 +55,8 @@ class Answer(msgspec.Struct, frozen=True):
     complete: bool
     closed: bool
     reason: str
+    forwards: int
+    forced: int
     first_s: float
     last_s: float
 
@@ -96,6 +98,8 @@ async def ask(client: AsyncClient, item: Item, params: SamplingParams) -> Answer
         piece.finish.constraint_status == "complete",
         piece.finish.closed_by_budget,
         piece.finish.reason,
+        piece.usage.forwards,
+        piece.usage.forced_tokens,
         first - sent,
         ended - sent,
     )
@@ -109,6 +113,7 @@ async def run(
     *,
     free: bool,
     close: bool = True,
+    jump: JumpForward = JumpForward.COMMIT,
 ) -> Run:
     """Send all items, at most `concurrency` at a time.  close: complete them within max_tokens."""
     queue = iter(items)
@@ -116,7 +121,7 @@ async def run(
 
     async def one_client() -> None:
         for item in queue:
-            params = _params(item, max_tokens, free=free, close=close)
+            params = _params(item, max_tokens, free=free, close=close, jump=jump)
             answers.append(await ask(client, item, params))
 
     began = time.perf_counter()
@@ -126,7 +131,9 @@ async def run(
     return Run(answers, time.perf_counter() - began)
 
 
-def _params(item: Item, max_tokens: int, *, free: bool, close: bool) -> SamplingParams:
+def _params(
+    item: Item, max_tokens: int, *, free: bool, close: bool, jump: JumpForward
+) -> SamplingParams:
     if free:
         return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
     return SamplingParams(
@@ -134,6 +141,7 @@ def _params(item: Item, max_tokens: int, *, free: bool, close: bool) -> Sampling
         max_tokens=max_tokens,
         constraint=item.constraint,
         close_within_budget=close,
+        jump_forward=jump,
     )
 
 
@@ -208,7 +216,7 @@ def _print_runs(mode: str, concurrency: int, runs: Sequence[Run]) -> Run:
         **_spread("tokens", [float(answer.tokens) for answer in answers]),
         **_spread("ttft_ms", [1e3 * answer.first_s for answer in answers]),
         **_spread("tpot_ms", [1e3 * seconds for seconds in _per_token(whole)]),
-        **(_judged(answers) if mode == "constrained" else {}),
+        **(judged(answers) if mode == "constrained" else {}),
     )
     return whole
 
@@ -221,7 +229,7 @@ def _spread(name: str, values: Sequence[float]) -> dict[str, Value]:
     return {f"{name}_p{percent}": percentile(values, percent) for percent in (50, 95)}
 
 
-def _judged(answers: Sequence[Answer]) -> dict[str, Value]:
+def judged(answers: Sequence[Answer]) -> dict[str, Value]:
     shares: dict[str, Value] = {"complete": sum(a.complete for a in answers) / len(answers)}
     with contextlib.suppress(ImportError):
         shares["valid"] = sum(map(_is_valid, answers)) / len(answers)

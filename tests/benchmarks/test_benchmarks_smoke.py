@@ -168,3 +168,13 @@ def test_cold_schemas_are_measured_in_pairs(tmp_path: Path) -> None:
     assert (line["n"], line["refused"]) == (4, 0)
     assert line["compile_ms"] > 0
     assert line["ratio"] > 0
+
+
+def test_jumping_takes_fewer_forwards() -> None:
+    lines = run("jump.py")
+    for off, commit in zip(*[iter(of_case(lines, "jump"))] * 2, strict=True):
+        assert (off["mode"], off["forced"]) == ("off", 0)
+        assert commit["mode"] == "commit"
+        assert commit["forced"] > 0.1
+        assert commit["forwards_per_token"] < off["forwards_per_token"]
+    assert [line["concurrency"] for line in of_case(lines, "jump_ratio")] == [1, 2]
