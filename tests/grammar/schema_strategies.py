@@ -81,6 +81,7 @@ def keywords(draft: int, inner: st.SearchStrategy[Any]) -> dict[str, st.SearchSt
     if draft >= 2019:
         found |= dict.fromkeys(["minContains", "maxContains"], counts)
         found |= {"dependentSchemas": named, "unevaluatedProperties": inner}
+        found["unevaluatedItems"] = inner
         found["dependentRequired"] = st.dictionaries(names, different(names, 2), max_size=2)
     return found | ({"prefixItems": some(inner)} if draft == 2020 else {})
 

@@ -147,6 +147,72 @@ REWRITES: dict[str, dict[str, Any]] = {
     "$anchor": {"$ref": "#s", "$defs": {"x": {"$anchor": "s", "type": "boolean"}}},
     "$dynamicRef": {"$dynamicRef": "#s", "$defs": {"x": {"$dynamicAnchor": "s", "type": "null"}}},
     "unevaluatedProperties": {"properties": AB, "unevaluatedProperties": False},
+    "unevaluatedProperties beside others": {
+        "$ref": "#/$defs/r",
+        "$defs": {"r": {"properties": {"a": {"type": "integer"}}}},
+        "patternProperties": {"^k": {"type": "string"}},
+        "unevaluatedProperties": {"type": "integer"},
+    },
+    "unevaluatedProperties and branches": {
+        "type": "object",
+        "anyOf": [
+            {"properties": {"a": {"type": "integer"}}, "required": ["a"]},
+            {"properties": {"b": {"type": "string"}}, "required": ["b"]},
+        ],
+        "unevaluatedProperties": False,
+    },
+    "unevaluatedProperties and a condition": {
+        "if": {"properties": {"k": {"const": "p"}}, "required": ["k"]},
+        "then": {"properties": {"a": True}},
+        "else": {"properties": {"b": True}},
+        "unevaluatedProperties": False,
+    },
+    "unevaluatedProperties and dependentSchemas": {
+        "properties": {"k": {"type": "string"}},
+        "dependentSchemas": {"k": {"properties": {"a": {"type": "integer"}}}},
+        "unevaluatedProperties": False,
+    },
+    "unevaluatedItems": {"prefixItems": [{"type": "string"}], "unevaluatedItems": False},
+    "unevaluatedItems and branches": {
+        "oneOf": [{"prefixItems": [{"const": 1}]}, {"prefixItems": [{"const": "p"}, True]}],
+        "unevaluatedItems": {"const": 2},
+    },
+    "unevaluatedItems of draft 2019-09": {
+        "$schema": DRAFTS[2019],
+        "items": [{"const": 1}],
+        "unevaluatedItems": {"const": 2},
+    },
+    "$dynamicRef to no dynamic anchor": {
+        "items": {"$dynamicRef": "#/$defs/s"},
+        "$defs": {"s": {"$dynamicAnchor": "x", "type": "string"}, "t": {"$dynamicAnchor": "x"}},
+    },
+    "$dynamicRef that the document overrides": {
+        "$id": "http://h/strings",
+        "$ref": "list",
+        "$defs": {
+            "override": {"$dynamicAnchor": "item", "type": "string"},
+            "list": {
+                "$id": "list",
+                "type": "array",
+                "items": {"$dynamicRef": "#item"},
+                "$defs": {"default": {"$dynamicAnchor": "item"}},
+            },
+        },
+    },
+    "$recursiveRef": {
+        "$schema": DRAFTS[2019],
+        "$id": "http://h/closed",
+        "$recursiveAnchor": True,
+        "$ref": "open",
+        "unevaluatedProperties": False,
+        "$defs": {
+            "open": {
+                "$id": "open",
+                "$recursiveAnchor": True,
+                "properties": {"a": {"$recursiveRef": "#"}},
+            }
+        },
+    },
     "patterns everywhere": {"patternProperties": {".*": {"type": "integer"}, "a": {"minimum": 1}}},
     "patterns of few names": {
         "properties": {"a": {"minimum": 1}},

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from structgen.grammar.schema import patterns
 from structgen.grammar.schema.assertions import (
+    AnyOf,
     Assertion,
     Contains,
     Count,
@@ -17,26 +18,17 @@ from structgen.grammar.schema.assertions import (
     Schema,
     Size,
     Unique,
+    is_nothing,
+)
+from structgen.grammar.schema.evaluation import (
+    Alternative,
+    Evaluated,
+    TooMany,
+    of_items,
+    of_properties,
 )
 from structgen.grammar.schema.keywords import Keywords
-
-# Together with others in one schema these decide what is left over, so a look from outside is
-# needed to know it.
-_IN_PLACE = frozenset(
-    [
-        "$ref",
-        "$dynamicRef",
-        "$recursiveRef",
-        "allOf",
-        "anyOf",
-        "oneOf",
-        "not",
-        "if",
-        "dependentSchemas",
-        "dependencies",
-    ]
-)
-
+from structgen.grammar.schema.report import Places
 
 # A pattern that so few names have is said by those names: what leaves names open must not run out
 # of them, as each may be there once.
@@ -132,24 +124,49 @@ def names(keywords: Keywords) -> Iterator[Assertion]:
 
 
 def unevaluated(keywords: Keywords) -> Iterator[Assertion]:
-    alone = not (_IN_PLACE & keywords.keywords.keys())
     if keywords.value("unevaluatedProperties") is not None:
-        yield from _unevaluated_properties(keywords, alone)
+        yield from _unevaluated(keywords, "unevaluatedProperties", of_properties, _other_fields)
     if keywords.value("unevaluatedItems") is not None:
-        places = keywords.places("unevaluatedItems")
-        trivial = keywords.child("unevaluatedItems") == ()
-        if not trivial:
-            yield Opaque(places=places)
+        yield from _unevaluated(keywords, "unevaluatedItems", of_items, _other_items)
 
 
-def _unevaluated_properties(keywords: Keywords, alone: bool) -> Iterator[Assertion]:
-    places = keywords.places("unevaluatedProperties")
-    rest = keywords.child("unevaluatedProperties")
-    if rest == () or (alone and keywords.value("additionalProperties") is not None):
+def _unevaluated(
+    keywords: Keywords,
+    keyword: str,
+    alternatives_of: Callable[[Keywords], list[Alternative]],
+    others: Callable[[Evaluated, Schema, Places], Assertion],
+) -> Iterator[Assertion]:
+    places, schema = keywords.places(keyword), keywords.child(keyword)
+    if not schema:
         return
-    known = keywords.keywords.keys() & {"properties", "patternProperties"}
-    if not alone or (known and keywords.map("patternProperties")):
+    try:
+        found = alternatives_of(keywords)
+    except TooMany:
         yield Opaque(places=places)
         return
-    named: tuple[tuple[str, Schema], ...] = tuple((name, ()) for name in keywords.map("properties"))
-    yield Fields(named=named, rest=rest, places=places)
+    branches = tuple(
+        conditions if evaluated.all else (*conditions, others(evaluated, schema, places))
+        for conditions, evaluated in found
+    )
+    if len(branches) == 1:
+        yield from branches[0]
+    elif () not in branches:
+        yield AnyOf(branches=branches, places=places)
+
+
+def _other_fields(evaluated: Evaluated, schema: Schema, places: Places) -> Assertion:
+    named: list[tuple[str, Schema]] = [(name, ()) for name in sorted(evaluated.names)]
+    patterned: list[tuple[str, Schema]] = [(regex, ()) for regex in sorted(evaluated.regexes)]
+    return Fields(named=tuple(named), patterned=tuple(patterned), rest=schema, places=places)
+
+
+def _other_items(evaluated: Evaluated, schema: Schema, places: Places) -> Assertion:
+    matching = sorted(evaluated.matching, key=repr)
+    branches = [one for one in (*matching, schema) if not is_nothing(one)]
+    if not branches:
+        rest = schema
+    else:
+        rest = (
+            branches[0] if len(branches) == 1 else (AnyOf(branches=tuple(branches), places=places),)
+        )
+    return Elements(prefix=((),) * evaluated.first, rest=rest, places=places)

@@ -33,7 +33,9 @@ class Document:
         self._drafts: dict[str, Draft] = {"": draft}  # of the schemas that name one, by pointer
         self._bases: dict[str, str] = {"": _NO_BASE}  # of the schemas with an id, by pointer
         self._by_uri: dict[str, str] = {_NO_BASE: ""}
-        self._seen: Counter[tuple[str, str]] = Counter()  # of the keywords of dynamic references
+        # Of the anchors of dynamic references: where in the outermost resource; how many in all.
+        self._outermost: dict[tuple[str, str], str] = {}
+        self._seen: Counter[tuple[str, str]] = Counter()
         self._walk(root, "", _NO_BASE, draft)
 
     @classmethod
@@ -59,6 +61,10 @@ class Document:
     def count(self, keyword: str, value: JsonValue) -> int:
         """Return in how many schemas `keyword` has this value."""
         return self._seen[keyword, dump(value)]
+
+    def in_outermost(self, keyword: str, value: JsonValue) -> str | None:
+        """Return where `keyword` has this value in the outermost resource."""
+        return self._outermost.get((keyword, dump(value)))
 
     def at(self, pointer: str) -> JsonValue:
         """Return what stands at a pointer.  Raises KeyError."""
@@ -134,7 +140,10 @@ class Document:
                 self._by_uri.setdefault(f"{base}#{anchor}", pointer)
         for keyword in ("$dynamicAnchor", "$recursiveAnchor"):
             if keyword in schema:
-                self._seen[keyword, dump(schema[keyword])] += 1
+                key = (keyword, dump(schema[keyword]))
+                self._seen[key] += 1
+                if base == self._bases[""]:
+                    self._outermost.setdefault(key, pointer)
         return base
 
 

@@ -16,6 +16,7 @@ from structgen.grammar.schema.assertions import (
     nothing,
 )
 from structgen.grammar.schema.keywords import Keywords, child
+from structgen.grammar.schema.references import target_of
 from structgen.grammar.schema.report import Places, Treatment
 from structgen.grammar.schema.values import JsonValue
 
@@ -71,26 +72,13 @@ def _consequence(
     return keywords.child(keyword, name)
 
 
-def reference(keywords: Keywords) -> Iterator[Assertion]:
-    target = keywords.document.resolve(str(keywords.value("$ref")), keywords.at("$ref"))
-    yield from child(keywords.document, target, keywords.places("$ref"), shared=True)
-
-
-def dynamic(keywords: Keywords) -> Iterator[Assertion]:
-    """Dynamic references that can lead to one place only are plain ones."""
-    for keyword in ("$dynamicRef", "$recursiveRef"):
+def references(keywords: Keywords) -> Iterator[Assertion]:
+    for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
         if keywords.value(keyword) is None:
             continue
-        reference = str(keywords.value(keyword))
         places = keywords.places(keyword)
-        if _leads_to_one_place(keywords, keyword, reference):
-            target = keywords.document.resolve(reference, keywords.at(keyword))
-            yield from child(keywords.document, target, places, shared=True)
-        else:
+        target = target_of(keywords, keyword)
+        if target is None:
             yield Opaque(places=places)
-
-
-def _leads_to_one_place(keywords: Keywords, keyword: str, reference: str) -> bool:
-    if keyword == "$recursiveRef":
-        return keywords.document.count("$recursiveAnchor", True) == 0
-    return keywords.document.count("$dynamicAnchor", reference.rpartition("#")[2]) <= 1
+        else:
+            yield from child(keywords.document, target, places, shared=True)

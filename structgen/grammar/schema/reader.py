@@ -83,7 +83,6 @@ _READERS = _table(
         "oneOf": logic.one_of,
         "not": logic.negation,
         "if then else": logic.condition,
-        "$ref": logic.reference,
-        "$dynamicRef $recursiveRef": logic.dynamic,
+        "$ref $dynamicRef $recursiveRef": logic.references,
     }
 )
