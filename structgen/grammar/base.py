@@ -28,6 +28,7 @@ from structgen.constraints import (
 )
 from structgen.errors import ConstraintError
 from structgen.grammar import bitmask
+from structgen.grammar.ebnf.tree import Grammar
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
@@ -97,6 +98,11 @@ class CompiledConstraint(ABC):
     @property
     @abstractmethod
     def size_bytes(self) -> int: ...
+
+    @property
+    def outline(self) -> Grammar | None:
+        """A grammar that has all the texts, and more, if the constraint itself does not say."""
+        return None
 
     @abstractmethod
     def new_matcher(self) -> Matcher: ...

@@ -132,7 +132,7 @@ class Backends:
             with self._lock:
                 grammar = self._compiled.setdefault(key, grammar)
         is_json = isinstance(recipe.constraint, JsonSchema | JsonObject)
-        patterns = patterns_of(recipe.constraint)
+        patterns = patterns_of(recipe.constraint, grammar.outline)
         exit = Exit(patterns, is_json, recipe.shortest, recipe.at_least)
         return Chosen(backend, grammar, recipe, exit)
 

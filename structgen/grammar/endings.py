@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from structgen.constraints import Constraint, Ebnf, JsonSchema, Lark, Regex
+from structgen.constraints import Constraint, Ebnf, JsonSchema, Lark, Regex, StructuralTag
+from structgen.grammar.ebnf import Grammar
 from structgen.grammar.ebnf.completion import Completion
 from structgen.grammar.notations import grammar_of
 from structgen.grammar.schema import language
@@ -18,18 +19,21 @@ from structgen.grammar.schema.regex import RegexError
 
 MAX_PATTERNS = 16
 MAX_STATES = 4_000  # of all automata: some milliseconds
+MAX_ENDINGS = 3  # of a grammar, which may have more texts than the constraint
 MAX_CHARACTERS = 1024  # of a string that is looked at
 
 Patterns = list[Automaton | Completion]
 
 
-def patterns_of(constraint: Constraint) -> Patterns:
+def patterns_of(constraint: Constraint, tag_outline: Grammar | None = None) -> Patterns:
     """Return what knows the endings of the first patterns in a constraint as a library is given it,
-    or of its texts.
+    or of its texts.  tag_outline: of a structural tag.
     """
     match constraint:
         case Ebnf() | Lark():
             return [Completion(grammar_of(constraint))]
+        case StructuralTag():
+            return [Completion(tag_outline)] if tag_outline is not None else []
         case Regex(pattern=pattern):
             texts = [f"^(?:{pattern})$"]  # it matches the whole text
         case JsonSchema(schema=schema):
@@ -53,18 +57,17 @@ def endings(patterns: Patterns, text: str) -> list[str]:
     found: set[str] = set()
     for automaton in patterns:
         try:
-            ending = _ending(automaton, text)
+            found |= set(_endings(automaton, text))
         except TooLarge:
             continue
-        if ending is not None:
-            found.add(ending)
     return sorted(found, key=lambda ending: (len(ending), ending))
 
 
-def _ending(pattern: Automaton | Completion, text: str) -> str | None:
+def _endings(pattern: Automaton | Completion, text: str) -> list[str]:
     if isinstance(pattern, Completion):
-        return pattern.ending(text)
-    return shortest_ending(pattern, text)
+        return pattern.endings(text, MAX_ENDINGS)
+    ending = shortest_ending(pattern, text)
+    return [] if ending is None else [ending]
 
 
 def _patterns(schema: object) -> Iterator[str]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -46,11 +47,12 @@ from structgen.grammar.base import (
     field_of,
     require_a_start,
 )
-from structgen.grammar.ebnf import to_gbnf
+from structgen.grammar.ebnf import Grammar, to_gbnf
 from structgen.grammar.ecma_regex import Style, translate
 from structgen.grammar.guard import TextGuard, TextWatch, json_automaton, utf8_automaton
 from structgen.grammar.notations import grammar_of
 from structgen.grammar.structural_tag import prepare_tag
+from structgen.grammar.tag_outline import outline
 from structgen.grammar.unique_names import Names, NameWatch, names_are_open
 from structgen.grammar.watch import Watch, Watches
 
@@ -96,7 +98,8 @@ class XGrammarBackend(GrammarBackend):
             if _OUT_OF_MEMORY in str(error):
                 raise MemoryError from None
             raise ConstraintError(_reason(error), field=field_of(constraint)) from None
-        compiled = XGrammarCompiled(grammar, self._watch(constraint))
+        tag = constraint.structural_tag if isinstance(constraint, StructuralTag) else None
+        compiled = XGrammarCompiled(grammar, self._watch(constraint), tag)
         require_a_start(self, compiled, constraint, self._vocab_size)
         return compiled
 
@@ -129,8 +132,7 @@ class XGrammarBackend(GrammarBackend):
             case Ebnf() | Lark():
                 return self._compiler.compile_grammar(to_gbnf(grammar_of(constraint)))
             case StructuralTag(structural_tag=tag):
-                prepared = prepare_tag(tag, _schema_grammar)
-                return self._compiler.compile_structural_tag(prepared.text)
+                return self._compiler.compile_structural_tag(_written(tag))
             case Choice(options=options):
                 # GBNF string literals have JSON's escapes, but no surrogate pairs.
                 rule = " | ".join(json.dumps(option, ensure_ascii=False) for option in options)
@@ -148,11 +150,18 @@ class XGrammarBackend(GrammarBackend):
 
 
 class XGrammarCompiled(CompiledConstraint):
-    """watch: at the start of the text; never advanced, only copied."""
+    """watch: at the start of the text; never advanced, only copied.  tag: a structural tag."""
 
-    def __init__(self, grammar: xgrammar.CompiledGrammar, watch: Watch) -> None:
+    def __init__(
+        self, grammar: xgrammar.CompiledGrammar, watch: Watch, tag: str | None = None
+    ) -> None:
         self._grammar = grammar
         self._watch = watch
+        self._tag = tag
+
+    @property
+    def outline(self) -> Grammar | None:
+        return None if self._tag is None else outline(json.loads(_written(self._tag))["format"])
 
     @property
     def size_bytes(self) -> int:
@@ -191,6 +200,12 @@ class XGrammarMatcher(Matcher):
     @property
     def accepting(self) -> bool:
         return self.watch.may_end and bool(self.handle.is_completed())
+
+
+@lru_cache(maxsize=8)  # asked for when it is compiled, and when its outline is wanted
+def _written(tag: str) -> str:
+    """Return a structural tag for xgrammar.  Raises ConstraintError, ConstraintTooLarge."""
+    return prepare_tag(tag, _schema_grammar).text
 
 
 def _schema_grammar(schema: str) -> str:

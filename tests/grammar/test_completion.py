@@ -38,8 +38,9 @@ from structgen.grammar.schema.automaton import TooLarge
 )
 def test_a_text_is_completed(text: str, begun: str, ending: str | None) -> None:
     completion = Completion(load(text, "root"))
-    assert completion.ending(begun) == ending
-    assert completion.ending(begun) == ending, "what it keeps changes nothing"
+    wanted = [] if ending is None else [ending]
+    assert completion.endings(begun) == wanted
+    assert completion.endings(begun) == wanted, "what it keeps changes nothing"
 
 
 LEFT = 'start: list\nlist: list ", " item | item\nitem: "a" item "b" | "c"'
@@ -47,17 +48,17 @@ LEFT = 'start: list\nlist: list ", " item | item\nitem: "a" item "b" | "c"'
 
 def test_plain_left_recursion_is_read() -> None:
     completion = Completion(load_lark(LEFT, "start"))
-    assert completion.ending("c, aac") == "bb"
-    assert completion.ending("c,") == " c"
+    assert completion.endings("c, aac") == ["bb"]
+    assert completion.endings("c,") == [" c"]
 
 
 def test_what_is_too_much_is_not_known() -> None:
     indirect = 'start: x\nx: y "a" | "b"\ny: x "c"'
     with pytest.raises(TooLarge):
-        Completion(load_lark(indirect, "start")).ending("b")
+        Completion(load_lark(indirect, "start")).endings("b")
     powers = "\n".join(f"r{i} ::= r{i + 1} r{i + 1}" for i in range(30)) + '\nr30 ::= "a"'
     with pytest.raises(TooLarge):
-        Completion(load(powers, "r0")).ending("aaa")
+        Completion(load(powers, "r0")).endings("aaa")
 
 
 def test_no_text_takes_long_however_ambiguous_it_is() -> None:
@@ -68,7 +69,7 @@ def test_no_text_takes_long_however_ambiguous_it_is() -> None:
         text += character
         started = time.perf_counter()
         with contextlib.suppress(TooLarge):
-            completion.ending(text)
+            completion.endings(text)
         assert time.perf_counter() - started < 0.5
 
 
@@ -82,13 +83,14 @@ def check(grammar: Grammar, rng: random.Random, alphabet: str) -> int:
             continue
         begun = text[: rng.randint(0, len(text))]
         try:
-            ending = completion.ending(begun)
+            endings = completion.endings(begun, 3)
         except TooLarge:
             continue
         found += 1
-        assert ending is not None, (grammar.text, begun)
+        assert endings, (grammar.text, begun)
+        assert all(recognises(grammar, begun + ending) for ending in endings)
+        ending = endings[0]
         assert len(ending) <= len(text) - len(begun)
-        assert recognises(grammar, begun + ending), (grammar.text, begun, ending)
         for length in range(min(len(ending), 3)):
             for other in itertools.product(alphabet, repeat=length):
                 assert not recognises(grammar, begun + "".join(other)), (begun, ending, other)
@@ -114,13 +116,16 @@ def test_endings_of_ready_grammars_are_right(name: str) -> None:
     cases = json.loads((folder() / f"{name}.cases.json").read_text())
     for text in cases["accepts"][:4]:
         for length in {0, len(text) // 3, len(text) // 2, len(text)}:
-            ending = completion.ending(text[:length])
-            assert ending is not None
+            [ending] = completion.endings(text[:length])
             assert len(ending) <= len(text) - length
             assert recognises(grammar, text[:length] + ending), (text[:length], ending)
 
 
+def test_several_ways_on_have_an_ending_each() -> None:
+    text = 'root ::= "a" ("b" [0-9]* "!" | [b-z]+ "end" | "b" "c"{9})'
+    assert Completion(load(text, "root")).endings("ab", 9) == ["!", "end", "ccccccccc"]
+
+
 def test_a_text_that_is_no_beginning_has_no_ending() -> None:
-    assert (
-        Completion(load('root ::= "[" root ("," root)* "]" | "1"', "root")).ending("[1,,") is None
-    )
+    completion = Completion(load('root ::= "[" root ("," root)* "]" | "1"', "root"))
+    assert completion.endings("[1,,") == []

@@ -15,6 +15,7 @@ from structgen.errors import ConstraintError, ConstraintTooLarge, Unsupported
 from structgen.grammar import bitmask, build_backend
 from structgen.grammar.base import Vocabulary
 from structgen.grammar.choosing import Backends
+from structgen.grammar.endings import endings
 from structgen.keywords import Treatment
 
 BYTES = byte_vocabulary()
@@ -282,3 +283,31 @@ def test_control_tokens_are_in_no_passage() -> None:
         words = np.full((1, bitmask.num_words(vocabulary.size)), -1, dtype=np.int32)
         backend.fill([matcher], words, [0])
         assert not {0, 257} & set(bitmask.unpack(words[0], vocabulary.size))
+
+
+@pytest.mark.parametrize(
+    ("format", "begun", "ending"),
+    [
+        (CALLS, 'x <f=weather>{"city": "a', '"}</f>'),
+        (CALLS, '<f=weather>{"ci', 'ty": ""}</f>'),
+        (CALLS, "<f=add>1", "</f>"),
+        (LIST, "<f=add>1</f>, ", "<f=add>0</f>"),
+        (tag("<think>", TEXT, ["</think>", "</t>"]), "<think>a", "</t>"),
+        (
+            {"type": "sequence", "elements": [tag("<a>", TEXT, "</a>"), WORD, DIGITS]},
+            "<",
+            "a></a>ab0",
+        ),
+        ({"type": "repeat", "min": 2, "max": 3, "content": WORD}, "a", "bab"),
+        ({"type": "plus", "content": {"type": "or", "elements": [WORD, DIGITS]}}, "", "0"),
+        (
+            {"type": "json_schema", "json_schema": {"type": "string", "pattern": "^[a-z]{3}$"}},
+            '"a',
+            '"',  # by the outline, which knows no patterns; the masks do
+        ),
+    ],
+)
+def test_the_ways_to_the_end_are_known(format: object, begun: str, ending: str) -> None:
+    exit = Backends(BYTES).compile(of(format)).exit
+    assert exit is not None
+    assert ending in endings(exit.patterns, begun)

@@ -2,10 +2,11 @@
 
 import asyncio
 import json
+import re
 
 import pytest
 
-from structgen import LLM, JsonSchema, SamplingParams
+from structgen import LLM, Ebnf, JsonSchema, Lark, SamplingParams, StructuralTag
 from structgen.config import EngineConfig, ServerConfig
 from structgen.constraints import Constraint
 from structgen.frontend.answer import ConstraintStatus
@@ -41,9 +42,28 @@ REQUESTS: list[tuple[SamplingParams, Constraint | None]] = [
         None,
     ),
 ]
-REQUESTS.append(
-    (SamplingParams(temperature=0.8, seed=6, max_tokens=60, constraint_after="</think>"), SCHEMA)
+GRAMMAR = Lark('start: pair ("; " pair)~1..3\npair: /[a-z]{1,5}/ "=" INT\n%import common.INT')
+PAIRS = re.compile(r"[a-z]{1,5}=[0-9]+(; [a-z]{1,5}=[0-9]+){1,3}")
+TAG = StructuralTag(
+    json.dumps(
+        {
+            "type": "structural_tag",
+            "format": {
+                "type": "sequence",
+                "elements": [
+                    {"type": "tag", "begin": "<a>", "content": {"type": "any_text"}, "end": "</a>"},
+                    {"type": "json_schema", "json_schema": json.loads(SCHEMA.schema)},
+                ],
+            },
+        }
+    )
 )
+REQUESTS += [
+    (SamplingParams(temperature=0.8, seed=6, max_tokens=60, constraint_after="</think>"), SCHEMA),
+    (SamplingParams(temperature=0.8, seed=7, max_tokens=60), GRAMMAR),
+    (SamplingParams(temperature=0.8, seed=8, max_tokens=60), Ebnf("root ::= [(] root [)] | [x]")),
+    (SamplingParams(temperature=0.8, seed=9, max_tokens=60), TAG),
+]
 
 
 def test_a_request_has_one_answer_in_process_and_over_grpc() -> None:
@@ -83,6 +103,13 @@ def test_a_request_has_one_answer_in_process_and_over_grpc() -> None:
     assert here[5].text.partition("</think>")[2] == finish.constrained(here[5].text)
     assert theirs_behind.constraint_start == finish.constraint_start
     assert theirs_behind.parsed == json.loads(finish.constrained(here[5].text))
+    for answer in here[5:]:
+        assert answer.finish is not None
+        assert answer.finish.constraint_status is ConstraintStatus.COMPLETE, answer
+    assert PAIRS.fullmatch(here[6].text)
+    assert re.fullmatch(r"\(*x\)*", here[7].text)
+    assert here[7].text.count("(") == here[7].text.count(")")
+    json.loads(here[8].text.partition("</a>")[2])
     logprobs = [position.token.logprob for position in here[4].logprobs]
     assert len(logprobs) == len(here[4].token_ids) > 0
     assert [position.token.logprob for position in there[4].logprobs] == pytest.approx(

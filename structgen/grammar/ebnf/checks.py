@@ -19,7 +19,7 @@ from structgen.grammar.ebnf.tree import (
     children,
     references,
 )
-from structgen.grammar.limits import MAX_GRAMMAR_REPETITION
+from structgen.grammar.limits import MAX_GRAMMAR_COPIES
 
 MAX_SHOWN = 6  # rules of a cycle that a message names
 
@@ -79,9 +79,9 @@ def _refuse_towers(grammar: Grammar) -> None:
         for name in component:
             rule = grammar.rules[name]
             copies[name] = _copies(rule.body, copies)
-            if copies[name] > MAX_GRAMMAR_REPETITION:
+            if copies[name] > MAX_GRAMMAR_COPIES:
                 what = f"the repetitions within each other in {name!r}, multiplied,"
-                raise too_large(grammar.text, rule.at, what, copies[name], MAX_GRAMMAR_REPETITION)
+                raise too_large(grammar.text, rule.at, what, copies[name], MAX_GRAMMAR_COPIES)
 
 
 def _copies(node: Node, rules: dict[str, int]) -> int:

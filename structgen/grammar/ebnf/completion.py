@@ -65,22 +65,27 @@ class Completion:
         root = self._push(self._bodies[self._root], None)
         self._kept: OrderedDict[str, _Stacks] = OrderedDict({"": [root]})
 
-    def ending(self, text: str) -> str | None:
-        """Return a shortest text with which `text` is one of the grammar; None: there is none.
+    def endings(self, text: str, most: int = 1) -> list[str]:
+        """Return texts with which `text` is one of the grammar, the shortest way of each stack.
 
-        Raises TooLarge: not known.
+        The shortest of all comes first.  None: there is no such text.  Raises TooLarge: not known.
         """
         stacks = self._after(text)
-        if not stacks:
-            return None
-        best = min(stacks, key=lambda stack: 0 if stack is None else stack.cost)
+        found: dict[str, None] = {}
+        for stack in sorted(stacks, key=lambda stack: 0 if stack is None else stack.cost):
+            if len(found) == most:
+                break
+            found[self._ending(stack)] = None
+        return list(found)
+
+    def _ending(self, stack: _Stack | None) -> str:
         parts: list[str] = []
-        while best is not None:
-            shortest = self._shortest.of(best.node)
+        while stack is not None:
+            shortest = self._shortest.of(stack.node)
             if shortest is None:
                 raise TooLarge
             parts.append(shortest)
-            best = best.below
+            stack = stack.below
         return "".join(parts)
 
     def _after(self, text: str) -> _Stacks:
