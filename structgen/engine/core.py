@@ -15,6 +15,7 @@ import heapq
 import queue
 import random
 import time
+from functools import partial
 
 import msgspec
 
@@ -137,12 +138,17 @@ class EngineCore:
     def _run(self, plan: StepPlan) -> None:
         began = time.perf_counter()
         sampled = [self.scheduler.require(row.id) for row in plan.rows if row.num_logits]
+        compiling = [request for request in sampled if request.compiling]
+        over = ForwardOver(plan.step)
         if self.overlap:
-            self._launch(plan, [request for request in sampled if request.compiling])
+            notify = partial(self.inbox.put, over) if compiling else None
+            self._executor.execute_model(plan, notify)
         mask_began = time.perf_counter()
-        mask, casualties = self._grammars.fill(sampled)
+        mask, casualties = self._grammars.fill(
+            sampled, partial(self._await, compiling, over) if self.overlap else None
+        )
         mask_s = time.perf_counter() - mask_began
-        unmasked = {request.id for request in sampled if request.compiling}
+        unmasked = {request.id for request in compiling if request.compiling}
         if not self.overlap:
             self._executor.execute_model(plan)
         result = self._executor.sample_tokens(mask)
@@ -150,10 +156,7 @@ class EngineCore:
         self._drain_inbox()
         lost = {casualty.request_id: casualty for casualty in casualties}
         for row, output in zip(plan.rows, result.rows, strict=True):
-            if row.id in unmasked:
-                self._commit_unmasked(row, output)
-            else:
-                self._commit(row, output, lost.get(row.id))
+            self._commit(row, output, lost.get(row.id), masked=row.id not in unmasked)
         self.last_step = StepTimes(
             len(sampled),
             result.forward_s,
@@ -165,35 +168,28 @@ class EngineCore:
         if self._config.check:
             self.check()
 
-    def _launch(self, plan: StepPlan, compiling: list[Request]) -> None:
-        """Launch a forward; wait for the constraints of these requests until it is over."""
-        if not compiling:
-            self._executor.execute_model(plan)
-            return
-        over = ForwardOver(plan.step)
-        self._executor.execute_model(plan, lambda: self.inbox.put(over))
+    def _await(self, compiling: list[Request], over: ForwardOver) -> None:
+        """Wait for the constraints of these requests until the forward is over."""
         message: Inbound | None = None
         while message != over and any(one.compiling and not one.gone for one in compiling):
             message = self.inbox.get()
             self._handle(message)
 
-    def _commit_unmasked(self, row: PlanRow, output: RowOutput) -> None:
-        """Take what was computed of a prompt; what was sampled had no mask."""
-        request = self.scheduler.get(row.id)
-        if request is not None:
-            self.scheduler.paid(request, row)
-            self.scheduler.redo(request)
-            if output.prompt_logprobs:
-                _keep_prompt_logprobs(request, row.start, output.prompt_logprobs)
-
-    def _commit(self, row: PlanRow, output: RowOutput, casualty: Casualty | None) -> None:
+    def _commit(
+        self, row: PlanRow, output: RowOutput, casualty: Casualty | None, *, masked: bool
+    ) -> None:
+        """masked: what was sampled, if anything, was sampled under the request's constraint."""
         request = self.scheduler.get(row.id)
         if request is None:  # aborted or ended meanwhile; its blocks are released
             return
         self.scheduler.paid(request, row)
         if output.prompt_logprobs:
             _keep_prompt_logprobs(request, row.start, output.prompt_logprobs)
-        if casualty is not None:
+        if request.debt > 0:  # of a prompt, or of what was forced since the forward was launched
+            return
+        if not masked:
+            self.scheduler.redo(request)
+        elif casualty is not None:
             self._bury(request, casualty)
         elif output.error:
             self._fail(request, InternalError(output.error))

@@ -167,15 +167,34 @@ class GrammarManager:
         if constraint is not None and constraint not in self._waiting:
             self._compiler.cancel(constraint)
 
-    def fill(self, requests: Sequence[Constrained]) -> tuple[TokenBitmask, list[Casualty]]:
+    def fill(
+        self, requests: Sequence[Constrained], wait: Callable[[], None] | None = None
+    ) -> tuple[TokenBitmask, list[Casualty]]:
         """Make the masks of a step.  requests[i] is sampled from logits row i.
 
+        wait: called once the masks of those that are ready are made; may make others ready.  Those
+        that still compile then have no mask.
         Every mask row that is returned allows at least one token: for a casualty, any; what is
         drawn for it is thrown away.  Changes no matcher.
         """
-        masked = [i for i, request in enumerate(requests) if self._is_restricted(request)]
-        words = self._buffer(len(masked))
-        casualties = self._fill_grammars([requests[i] for i in masked], words)
+        words = self._buffer(len(requests))
+        waiting = [index for index, request in enumerate(requests) if request.compiling]
+        ready = [index for index in range(len(requests)) if not requests[index].compiling]
+        masked, casualties = self._fill(requests, ready, words)
+        if waiting and wait is not None:
+            wait()
+            ready = [index for index in waiting if not requests[index].compiling]
+            late, lost = self._fill(requests, ready, words[len(masked) :])
+            masked, casualties = masked + late, casualties + lost
+        return TokenBitmask(words[: len(masked)], np.array(masked, dtype=np.int32)), casualties
+
+    def _fill(
+        self, requests: Sequence[Constrained], chosen: Sequence[int], words: bitmask.Words
+    ) -> tuple[list[int], list[Casualty]]:
+        """Fill the first rows for those of the chosen that are restricted; returns which."""
+        masked = [index for index in chosen if self._is_restricted(requests[index])]
+        words = words[: len(masked)]
+        casualties = self._fill_grammars([requests[index] for index in masked], words)
         for row, index in zip(words, masked, strict=True):
             request = requests[index]
             self._fold(request, row)
@@ -185,7 +204,7 @@ class GrammarManager:
         for row, index in zip(words, masked, strict=True):
             if requests[index].id in broken:
                 row[:] = self._full
-        return TokenBitmask(words, np.array(masked, dtype=np.int32)), casualties
+        return masked, casualties
 
     def accept(self, request: Constrained, token: int) -> bool:
         """Advance a request's matcher; True if nothing may follow this token.

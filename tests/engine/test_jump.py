@@ -1,6 +1,7 @@
 """Text that a constraint leaves no choice about is appended, not sampled."""
 
 import random
+import threading
 
 import pytest
 from stub_engine import EOS, StubEngine
@@ -8,6 +9,7 @@ from stub_engine import EOS, StubEngine
 from structgen.constraints import Choice
 from structgen.messages import Abort, FinishReason
 from structgen.params import JumpForward
+from structgen.plan import StepPlan
 
 FORKED = Choice(("CALLED AT NOON", "CALLED AT NIGHT", "CAME BY"))
 
@@ -156,4 +158,40 @@ def test_jumping_changes_no_answer_whatever_happens_beside(seed: int) -> None:
         if engine.ends[name].error is None:
             reference = alone(prompt, **params | {"jump_forward": JumpForward.OFF})
             assert text(engine, name) == reference, (name, params)
+    engine.assert_clean()
+
+
+@pytest.mark.parametrize("moment", ["during", "after"])
+@pytest.mark.parametrize("constraint", [FORKED, Choice(("BOTH", "NONE"))])
+def test_a_constraint_that_is_ready_during_the_forward_leads_to_the_same_answer(
+    moment: str, constraint: Choice
+) -> None:
+    """What was sampled behind the prompt is not taken for what comes behind forced text."""
+    engine = StubEngine(lowest, jump=True)
+    gate = threading.Event()
+    engine.backend.gate = lambda constraint: gate.wait(10) and None
+
+    def compile_meanwhile(plan: StepPlan) -> None:
+        gate.set()
+        engine.inbox.put(engine.inbox.get(timeout=10))
+
+    if moment == "during":
+        engine.executor.on_forward = compile_meanwhile
+    engine.add("a", list(range(9)), constraint=constraint)
+    engine.add("b", [1, 2], max_tokens=3)
+    engine.step()
+    engine.executor.on_forward = lambda plan: None
+    gate.set()
+    engine.run(2)
+    assert text(engine, "a") == alone(list(range(9)), constraint=constraint)
+    assert text(engine, "b") == alone([1, 2], max_tokens=3)
+    computed = [
+        (row.start + place, token)
+        for plan in engine.executor.plans
+        for row in plan.rows
+        if row.id == "a"
+        for place, token in enumerate(row.token_ids)
+    ]
+    tokens = [*range(9), *engine.tokens["a"]]
+    assert {token == tokens[place] for place, token in computed} == {True}
     engine.assert_clean()
