@@ -61,7 +61,8 @@ class Options(TypedDict, total=False):
 class Completion(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """A complete answer.
 
-    parsed: of a text that obeys its JSON constraint: the model's instance, or plain JSON data.
+    parsed: of a text that obeys its JSON constraint: the model's instance, or plain JSON data; None
+    if that was given by its id, as only the server knows what it is.
     verified: the server's validator, independent of what enforces the constraint, agrees that it
     does; `constraint` says what became of the keywords of a schema.
     closed_by_budget: the last tokens were chosen to complete the text before a limit cut it.
