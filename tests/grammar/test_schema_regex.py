@@ -131,6 +131,44 @@ def test_what_needs_an_escape_by_number_is_left_out_for_llguidance(
     assert patterns.written(pattern, LLGUIDANCE) == written
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "a",
+        "^a",
+        "b$",
+        "^a$",
+        "^(a|b)$",
+        "^.$",
+        ".*",
+        "^[ab]+$",
+        "^a|b$",
+        "$^",
+        "^(a.*b|b.*a)$",
+        "^b{1,2}$",
+    ],
+)
+def test_a_complement_is_found_where_the_pattern_is_not(pattern: str) -> None:
+    other = patterns.complement(pattern)
+    assert other is not None
+    for text in TEXTS:
+        assert bool(re.search(other, text)) != bool(re.search(pattern, text)), text
+
+
+def test_patterns_are_parted_into_every_way_to_be_found() -> None:
+    both = ("^.{1,2}$", "a")
+    found = patterns.parted(both)
+    assert found is not None
+    for text in TEXTS:
+        way = tuple(bool(re.search(pattern, text)) for pattern in both)
+        assert [hits for hits, one in found.items() if re.search(one, text)] == [way]
+
+
+@pytest.mark.parametrize("pattern", [r"^\p{L}$", "^(a|b)*a(a|b){9}$", "(?=a)b"])
+def test_what_is_too_large_or_not_known_has_no_complement(pattern: str) -> None:
+    assert patterns.complement(pattern) is None
+
+
 def test_long_texts_are_excluded_without_nesting_too_deeply() -> None:
     words = ("x" * 180 + "y", "x" * 90 + "z" * 70)
     regex = excluding(words)

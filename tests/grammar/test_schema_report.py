@@ -136,14 +136,18 @@ def test_what_the_libraries_would_obey_or_stumble_over_is_gone() -> None:
         ({"type": "string", "pattern": r"\ba"}, "/pattern", {"type": "string"}),
         ({"type": "array", "uniqueItems": True}, "/uniqueItems", {"type": "array"}),
         ({"type": "array", "contains": {"const": 1}}, "/contains", {"type": "array"}),
-        ({"type": "string", "not": {"pattern": "a"}}, "/not", {"type": "string"}),
+        ({"type": "string", "not": {"pattern": r"^\p{L}$"}}, "/not", {"type": "string"}),
+        ({"type": "string", "not": {"format": "email"}}, "/not", {"type": "string"}),
         (
             {"type": "integer", "not": {"multipleOf": 2}},
             "/not",
             {"type": "integer"},
         ),
         (
-            {"type": "object", "patternProperties": {"a": {"type": "null"}, "b": {"minimum": 1}}},
+            {
+                "type": "object",
+                "patternProperties": {r"\p{L}": {"type": "null"}, "b": {"minimum": 1}},
+            },
             "/patternProperties",
             {"type": "object"},
         ),
@@ -166,8 +170,8 @@ def test_what_stands_in_a_keyword_that_is_left_out_is_ignored_too() -> None:
 
 
 def test_overlapping_oneof_that_cannot_be_told_apart_becomes_anyof() -> None:
-    schema = {"oneOf": [{"type": "string", "pattern": "a"}, {"type": "string", "pattern": "b"}]}
-    assert unenforced(schema) == ["/oneOf"]
+    schema = {"oneOf": [{"type": "string", "format": "email"}, {"type": "string", "minLength": 9}]}
+    assert unenforced(schema)[0] == "/oneOf"
     assert [branch["type"] for branch in written(schema)["anyOf"]] == ["string", "string"]
 
 

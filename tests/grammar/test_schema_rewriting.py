@@ -214,6 +214,12 @@ REWRITES: dict[str, dict[str, Any]] = {
         },
     },
     "patterns everywhere": {"patternProperties": {".*": {"type": "integer"}, "a": {"minimum": 1}}},
+    "patterns with names in common": {
+        "patternProperties": {"^[a-j]+$": {"type": "integer"}, "b": {"minimum": 1}},
+        "additionalProperties": {"type": "string"},
+    },
+    "not a pattern": {"not": {"pattern": "^a|b$"}},
+    "oneOf of patterns": {"oneOf": [{"pattern": "a"}, {"pattern": "^.$"}], "type": "string"},
     "patterns of few names": {
         "properties": {"a": {"minimum": 1}},
         "patternProperties": {"^[ab]$": {"type": "integer"}, "^(k|x)$": {"type": "string"}},

@@ -162,7 +162,12 @@ class _Negation:
         node = language.whole(regex)
         if node is None:
             return [(self._kind(Kind.STRING),)]
-        return [] if patterns.universal(regex) else None
+        if patterns.universal(regex):
+            return []
+        other = patterns.complement(regex)
+        if other is None:
+            return None
+        return [(self._kind(Kind.STRING), Pattern(regex=other, places=self._places))]
 
     def _interval(self, assertion: Length | Count | Size) -> Alternatives:
         kinds = {Length: Kind.STRING, Count: Kind.ARRAY, Size: Kind.OBJECT}

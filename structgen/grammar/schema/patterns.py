@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from structgen.grammar.schema import charset, language
 from structgen.grammar.schema.automaton import Automaton, TooLarge, shortest_common
+from structgen.grammar.schema.deterministic import Deterministic
 from structgen.grammar.schema.dialect import Dialect
 from structgen.grammar.schema.regex import RegexUnsupported, parse
 
@@ -64,6 +65,36 @@ def universal(pattern: str) -> bool:
 def disjoint(patterns: Sequence[str], longest: int | None = None) -> bool:
     """Whether provably no text, of at most `longest` characters, has all of the patterns."""
     return _disjoint(tuple(dict.fromkeys(patterns)), longest)
+
+
+@lru_cache(maxsize=256)
+def complement(pattern: str) -> str | None:
+    """Write a pattern for the texts in which another is not found; None: it is not known."""
+    found = parted((pattern,))
+    return None if found is None else found.get((False,), _NOWHERE)
+
+
+@lru_cache(maxsize=256)
+def parted(patterns: tuple[str, ...]) -> dict[tuple[bool, ...], str] | None:
+    """Write patterns that no two texts have in common and together all have, one for each way that
+    some of the given patterns are found and others are not.  None: they are not known.
+    """
+    if not all(map(supported, patterns)):
+        return None
+    nodes = [language.whole(pattern) for pattern in patterns]
+    if None in nodes:
+        return None
+    try:
+        automaton = Deterministic([Automaton(node) for node in nodes if node])
+        ways = sorted(set(automaton.signatures))
+        found = {way: automaton.expression(way.__eq__) for way in ways}
+    except TooLarge:
+        return None
+    texts = {way: language.anchored(node) for way, node in found.items() if node is not None}
+    return texts if all(map(supported, texts.values())) else None
+
+
+_NOWHERE = "$a"  # in no text
 
 
 @lru_cache(maxsize=1024)

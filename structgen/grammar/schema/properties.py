@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from structgen.grammar.schema import fields as objects
 from structgen.grammar.schema import language, patterns
 from structgen.grammar.schema.assertions import Fields, Schema, is_nothing
@@ -16,6 +18,10 @@ JsonObject = dict[str, JsonValue]
 Lower = Callable[[Schema], JsonValue]
 
 
+# Patterns that have names in common: of n there are 2^n - 1 ways to be found.
+MAX_PARTED = 3
+
+
 class Properties:
     """Writes `properties`, `patternProperties`, `additionalProperties` and `required`."""
 
@@ -25,6 +31,8 @@ class Properties:
         self._lower = lower
 
     def written(self, fields: Fields, group: Group) -> JsonObject:
+        if self._dialect.pattern_properties is PatternProperties.APART:
+            fields = _parted(fields)
         rest: JsonValue = self._lower(fields.rest)
         named = self._named(fields, group)
         patterned = {regex: self._lower(schema) for regex, schema in fields.patterned}
@@ -107,6 +115,25 @@ def _overlaid(fields: Fields, named: Iterable[str]) -> Iterable[tuple[Schema, Sc
 def _included(overlaid: tuple[Schema, Schema, bool | None], fields: Fields) -> bool:
     of_name, of_pattern, hit = overlaid
     return hit is False or is_nothing(of_name) or set(of_pattern) <= set(of_name)
+
+
+def _parted(fields: Fields) -> Fields:
+    """Return the same with patterns that have no name in common, if that can be said."""
+    regexes = tuple(regex for regex, _ in fields.patterned)
+    if len(regexes) > MAX_PARTED or _apart(list(regexes)):
+        return fields
+    found = patterns.parted(regexes)
+    if found is None:
+        return fields
+    schemas = [schema for _, schema in fields.patterned]
+    patterned = []
+    for hits, regex in found.items():
+        if any(hits):
+            schema: Schema = ()
+            for one, hit in zip(schemas, hits, strict=True):
+                schema = objects.both(schema, one) if hit else schema
+            patterned.append((regex, schema))
+    return msgspec.structs.replace(fields, patterned=tuple(patterned))
 
 
 def _apart(regexes: list[str]) -> bool:
