@@ -140,6 +140,10 @@ class GrammarError(Exception):
     """A matcher refused a token that its mask allowed, or failed: a bug, for one request."""
 
 
+class TooSlow(GrammarError):
+    """What may come next takes too long to find; the request is to end, and may be told so."""
+
+
 def require_a_start(
     backend: GrammarBackend, compiled: CompiledConstraint, constraint: Constraint, vocab_size: int
 ) -> None:

@@ -12,12 +12,22 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from structgen.constraints import Backend, Constraint, JsonObject, JsonSchema, StructuralTag
+from structgen.constraints import (
+    Backend,
+    Constraint,
+    Ebnf,
+    JsonObject,
+    JsonSchema,
+    Lark,
+    Regex,
+    StructuralTag,
+)
 from structgen.errors import BeyondBackend, ConstraintError, Unsupported
 from structgen.grammar import bitmask, build_backend
 from structgen.grammar.base import CompiledConstraint, GrammarBackend, Vocabulary, field_of
 from structgen.grammar.closing import Closer
 from structgen.grammar.endings import patterns_of
+from structgen.grammar.pace import require_pace
 from structgen.grammar.schema import LLGUIDANCE, OUTLINES, XGRAMMAR, prepare
 from structgen.grammar.sizes import require_size
 from structgen.grammar.spelling import Spelling
@@ -137,9 +147,13 @@ class Backends:
         return Chosen(backend, grammar, recipe, exit)
 
     def explored(self, chosen: Chosen) -> Chosen:
-        """Return it with the shortest way through a text that is found (some milliseconds)."""
+        """Return it with the shortest way through a text that is found (some milliseconds).
+
+        Raises ConstraintTooLarge: finding out what may come next takes too long.
+        """
         if chosen.exit is None:
             return chosen
+        self._require_pace(chosen)
         start = Walk(chosen.backend, chosen.grammar.new_matcher(), chosen.exit, self._full)
         shortest = self.closer.way_out(start, MAX_SHORTEST)
         start = Walk(chosen.backend, chosen.grammar.new_matcher(), chosen.exit, self._full)
@@ -149,6 +163,13 @@ class Backends:
             recipe=msgspec.structs.replace(chosen.recipe, shortest=shortest, at_least=at_least),
             exit=msgspec.structs.replace(chosen.exit, shortest=shortest, at_least=at_least),
         )
+
+    def _require_pace(self, chosen: Chosen) -> None:
+        constraint = chosen.recipe.constraint
+        # llguidance counts its steps, and the masks of schemas and choices are quick.
+        ambiguous = isinstance(constraint, Ebnf | Lark | Regex | StructuralTag)
+        if ambiguous and chosen.backend.name == Backend.XGRAMMAR:
+            require_pace(chosen.backend, chosen.grammar, self.vocabulary, field_of(constraint))
 
     def _candidates(self, constraint: Constraint) -> Iterator[GrammarBackend]:
         named = constraint.backend is not Backend.AUTO

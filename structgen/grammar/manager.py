@@ -16,10 +16,10 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from structgen.constraints import Constraint
-from structgen.errors import InternalError, InvalidRequest, StructgenError
+from structgen.constraints import FIELD, Constraint
+from structgen.errors import ConstraintTooLarge, InternalError, InvalidRequest, StructgenError
 from structgen.grammar import bitmask, gate
-from structgen.grammar.base import GrammarBackend, GrammarError, Matcher
+from structgen.grammar.base import GrammarBackend, GrammarError, Matcher, TooSlow
 from structgen.grammar.budget import Budget
 from structgen.grammar.checks import Checks, Judged
 from structgen.grammar.choosing import Backends
@@ -217,6 +217,8 @@ class GrammarManager:
         try:
             request.matcher.accept(token)
             return request.matcher.accepting and self._is_at_end(request)
+        except TooSlow as error:
+            raise ConstraintTooLarge(str(error), field=FIELD) from None
         except GrammarError as error:
             raise InternalError(f"the constraint refused a token it had allowed: {error}") from None
 
@@ -338,7 +340,9 @@ class GrammarManager:
                     for row in rows
                     for casualty in self._fill_rows(backend, requests, words, [row])
                 ]
-            failure = InternalError(f"no mask for the constraint: {error}")
+            failure: StructgenError = InternalError(f"no mask for the constraint: {error}")
+            if isinstance(error, TooSlow):
+                failure = ConstraintTooLarge(str(error), field=FIELD)
             words[rows[0]] = self._full
             return [Casualty(requests[rows[0]].id, failure.message, failure)]
         return []

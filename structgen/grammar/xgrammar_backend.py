@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -51,6 +52,7 @@ from structgen.grammar.ebnf import Grammar, to_gbnf
 from structgen.grammar.ecma_regex import Style, translate
 from structgen.grammar.guard import TextGuard, TextWatch, json_automaton, utf8_automaton
 from structgen.grammar.notations import grammar_of
+from structgen.grammar.pace import Pace
 from structgen.grammar.structural_tag import prepare_tag
 from structgen.grammar.tag_outline import outline
 from structgen.grammar.unique_names import Names, NameWatch, names_are_open
@@ -109,11 +111,14 @@ class XGrammarBackend(GrammarBackend):
         # One by one: its batch call gains nothing on one thread.
         for matcher, row in zip(matchers, rows, strict=True):
             assert isinstance(matcher, XGrammarMatcher)
+            matcher.pace.require()
+            began = time.thread_time()
             try:
                 matcher.handle.fill_next_token_bitmask(words, row)
             except RuntimeError as error:
                 raise GrammarError(_reason(error)) from None
             matcher.watch.restrict(words[row])
+            matcher.pace.charge(time.thread_time() - began)
 
     def _watch(self, constraint: Constraint) -> Watch:
         if not isinstance(constraint, JsonSchema | JsonObject):
@@ -172,9 +177,12 @@ class XGrammarCompiled(CompiledConstraint):
 
 
 class XGrammarMatcher(Matcher):
-    def __init__(self, handle: xgrammar.GrammarMatcher, watch: Watch) -> None:
+    def __init__(
+        self, handle: xgrammar.GrammarMatcher, watch: Watch, pace: Pace | None = None
+    ) -> None:
         self.handle = handle
         self.watch = watch
+        self.pace = pace or Pace()
 
     def accept(self, token: int) -> None:
         self.watch.accept(token)
@@ -195,7 +203,7 @@ class XGrammarMatcher(Matcher):
         return self.handle.find_jump_forward_string().encode()
 
     def fork(self) -> XGrammarMatcher:
-        return XGrammarMatcher(self.handle.fork(), self.watch.fork())
+        return XGrammarMatcher(self.handle.fork(), self.watch.fork(), self.pace.copy())
 
     @property
     def accepting(self) -> bool:

@@ -12,6 +12,8 @@ from structgen.errors import (
     StructgenError,
     Unsupported,
 )
+from structgen.grammar import bitmask
+from structgen.grammar.base import Matcher, TooSlow
 from structgen.messages import Abort, EngineRequest, FinishReason
 from structgen.params import SamplingParams
 from structgen.plan import StepPlan
@@ -670,3 +672,24 @@ def test_prompt_logprobs_come_even_if_there_is_no_first_token() -> None:
     [end] = engine.reported["a"]
     assert end.finish is FinishReason.DEAD_END
     assert len(end.prompt_logprobs) == 3
+
+
+def test_a_constraint_whose_masks_take_too_long_ends_alone() -> None:
+    engine = StubEngine(counting)
+    fill = engine.backend.fill
+
+    def slow(matchers: list[Matcher], words: bitmask.Words, rows: list[int]) -> None:
+        if any("SLOW" in options for one in matchers for options in one._left[0]):  # type: ignore[attr-defined]
+            raise TooSlow("the constraint is too ambiguous: it took 2 s")
+        fill(matchers, words, rows)
+
+    engine.backend.fill = slow  # type: ignore[method-assign, assignment]
+    engine.add("slow", [1], constraint=Choice(("SLOW", "SLOPE")), max_tokens=9)
+    engine.add("quick", [1], constraint=Choice(("QUICK", "QUEEN")), max_tokens=9)
+    engine.run(2)
+    error = engine.ends["slow"].error
+    assert error is not None
+    assert (error.kind, error.field) == ("ConstraintTooLarge", "input.constraint")
+    assert "too ambiguous" in error.message
+    assert engine.ends["quick"].finish is FinishReason.CONSTRAINT_COMPLETE
+    engine.assert_clean()

@@ -161,6 +161,13 @@ def test_rollback_goes_through_the_gate_and_a_fork_goes_its_own_way(
     assert not fork.accepting
 
 
+def test_nothing_is_forced_in_front_of_the_gate(backend: GrammarBackend) -> None:
+    matcher = gated(backend, constraint=Regex("12[0-9]"))
+    assert matcher.forced() == b""
+    accept(matcher, b"</think>")
+    assert matcher.forced() == matcher.inner.forced()
+
+
 def test_a_batch_holds_matchers_before_behind_and_without_a_gate(backend: GrammarBackend) -> None:
     closed, opened = gated(backend), gated(backend)
     plain = backend.compile(DIGITS).new_matcher()
