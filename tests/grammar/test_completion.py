@@ -67,10 +67,10 @@ def test_no_text_takes_long_however_ambiguous_it_is() -> None:
     text = ""
     for character in "abcabacab" * 3:
         text += character
-        started = time.perf_counter()
+        started = time.thread_time()
         with contextlib.suppress(TooLarge):
             completion.endings(text)
-        assert time.perf_counter() - started < 0.5
+        assert time.thread_time() - started < 0.5
 
 
 def check(grammar: Grammar, rng: random.Random, alphabet: str) -> int:

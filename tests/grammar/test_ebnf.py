@@ -116,12 +116,12 @@ def test_what_makes_no_sense_is_refused_with_its_place(text: str, message: str) 
     ids=["groups", "unclosed", "bytes", "rules", "repetition", "digits", "tower"],
 )
 def test_what_is_too_large_is_refused_at_once(text: str, message: str) -> None:
-    started = time.perf_counter()
+    started = time.thread_time()
     with pytest.raises(ConstraintTooLarge) as refusal:
         load(text, "root")
     assert message in refusal.value.message
     assert refusal.value.field == "input.constraint.grammar.text"
-    assert time.perf_counter() - started < 5
+    assert time.thread_time() - started < 5
 
 
 @pytest.mark.parametrize(
@@ -144,10 +144,10 @@ def test_what_is_too_large_is_refused_at_once(text: str, message: str) -> None:
     ids=["chain", "powers", "empty loops", "tower", "options"],
 )
 def test_what_is_only_strange_compiles_quickly(text: str, accepts: str) -> None:
-    started = time.perf_counter()
+    started = time.thread_time()
     judge = Judge(Ebnf(text), BYTES)
     assert judge.obeys(accepts)
-    assert time.perf_counter() - started < 5
+    assert time.thread_time() - started < 5
 
 
 @pytest.mark.parametrize(

@@ -198,10 +198,10 @@ def test_gates_are_kept_but_only_so_many_and_are_quick_to_make() -> None:
     first = gates.get(Marker(b"</think>"))
     assert gates.get(Marker(b"</think>")) is first
     assert gates.get(Marker(b"</think>", token=0)) is not first
-    started = time.perf_counter()
+    started = time.thread_time()
     for number in range(40):
         gate = gates.get(Marker(b"</%d>" % number))
         gate.mask(0)
         gate.mask(3)
-    assert time.perf_counter() - started < 40 * 0.1
+    assert time.thread_time() - started < 40 * 0.1
     assert gates.get(Marker(b"</think>")) is not first
