@@ -114,7 +114,7 @@ def test_endings_of_ready_grammars_are_right(name: str) -> None:
     grammar = grammar_of(constraint)
     completion = Completion(grammar)
     cases = json.loads((folder() / f"{name}.cases.json").read_text())
-    for text in cases["accepts"][:4]:
+    for text in cases["accepts"][:3]:
         for length in {0, len(text) // 3, len(text) // 2, len(text)}:
             [ending] = completion.endings(text[:length])
             assert len(ending) <= len(text) - length

@@ -193,7 +193,7 @@ def test_a_marker_that_no_tokens_spell_is_refused() -> None:
 
 
 def test_gates_are_kept_but_only_so_many_and_are_quick_to_make() -> None:
-    words = [CONTROL, *BYTES, *(b"w%d>" % number for number in range(150_000))]
+    words = [CONTROL, *BYTES, *(b"w%d>" % number for number in range(50_000))]
     gates = Gates(Pieces(Vocabulary(words)))
     first = gates.get(Marker(b"</think>"))
     assert gates.get(Marker(b"</think>")) is first
@@ -203,5 +203,5 @@ def test_gates_are_kept_but_only_so_many_and_are_quick_to_make() -> None:
         gate = gates.get(Marker(b"</%d>" % number))
         gate.mask(0)
         gate.mask(3)
-    assert time.thread_time() - started < 40 * 0.1
+    assert time.thread_time() - started < 40 * 0.05
     assert gates.get(Marker(b"</think>")) is not first
