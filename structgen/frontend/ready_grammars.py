@@ -43,7 +43,7 @@ def folder(package: Path = PACKAGE) -> Path:
 def files() -> Mapping[str, Path]:
     """Return the files by name, in order; none if the folder is not there."""
     try:
-        found = sorted(folder().iterdir())
+        found = sorted(folder().iterdir(), key=lambda path: path.stem)
     except OSError:
         return {}
     return {

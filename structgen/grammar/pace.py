@@ -63,6 +63,7 @@ def require_pace(
             began = time.thread_time()
             try:
                 backend.fill([matcher], words, [0])
+                matcher.forced()
                 pace.charge(time.thread_time() - began)
                 pace.require()
             except TooSlow as error:
