@@ -108,6 +108,17 @@ class CompiledConstraint(ABC):
     def new_matcher(self) -> Matcher: ...
 
 
+class Native(msgspec.Struct, frozen=True, array_like=True):
+    """A constraint in the notation of a library.
+
+    characters, classes: how many it has, spelt out, where that matters.
+    """
+
+    text: str
+    characters: int = 0
+    classes: int = 0
+
+
 class GrammarBackend(ABC):
     """One grammar library over one vocabulary."""
 
@@ -117,11 +128,25 @@ class GrammarBackend(ABC):
     def supports(self, constraint: Constraint) -> bool:
         """Whether this backend has the constraint's kind at all."""
 
-    @abstractmethod
     def compile(self, constraint: Constraint) -> CompiledConstraint:
         """Compile; slow, thread-safe.
 
         Raises ConstraintError: the constraint is malformed, or the backend cannot enforce it.
+        """
+        return self.compile_native(constraint, self.translate(constraint))
+
+    @abstractmethod
+    def translate(self, constraint: Constraint) -> Native:
+        """Write a constraint as the library wants it: all of compiling that is done in Python.
+
+        Raises ConstraintError: the constraint is malformed, or the backend cannot enforce it.
+        """
+
+    @abstractmethod
+    def compile_native(self, constraint: Constraint, native: Native) -> CompiledConstraint:
+        """Compile what `translate` has made of a constraint, without the interpreter's lock.
+
+        Raises ConstraintError: the library refuses it.
         """
 
     @abstractmethod

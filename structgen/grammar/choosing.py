@@ -24,7 +24,13 @@ from structgen.constraints import (
 )
 from structgen.errors import BeyondBackend, ConstraintError, Unsupported
 from structgen.grammar import bitmask, build_backend
-from structgen.grammar.base import CompiledConstraint, GrammarBackend, Vocabulary, field_of
+from structgen.grammar.base import (
+    CompiledConstraint,
+    GrammarBackend,
+    Native,
+    Vocabulary,
+    field_of,
+)
 from structgen.grammar.closing import Closer
 from structgen.grammar.endings import patterns_of
 from structgen.grammar.pace import require_pace
@@ -51,14 +57,16 @@ MAX_NAMED = 5  # keywords that a refusal lists
 
 
 class Recipe(msgspec.Struct, frozen=True, array_like=True):
-    """How a constraint is to be compiled: by which library, and the text that it is to be given.
+    """How a constraint is to be compiled: by which library, and what that is to be given.
 
-    keywords: what becomes of those of the client's schema.  shortest: the tokens of the shortest
-    text that was found, once it was looked for; at_least: how many every text has.
+    constraint: as the library is to enforce it, native: in its notation.  keywords: what becomes of
+    those of the client's schema.  shortest: the tokens of the shortest text that was found, once it
+    was looked for; at_least: how many every text has.
     """
 
     backend: str
     constraint: Constraint
+    native: Native
     keywords: list[KeywordReport] = []
     shortest: list[int] | None = None
     at_least: int = 0
@@ -138,7 +146,7 @@ class Backends:
         with self._lock:
             grammar = self._compiled.get(key)
         if grammar is None:
-            grammar = backend.compile(recipe.constraint)
+            grammar = backend.compile_native(recipe.constraint, recipe.native)
             with self._lock:
                 grammar = self._compiled.setdefault(key, grammar)
         is_json = isinstance(recipe.constraint, JsonSchema | JsonObject)
@@ -192,8 +200,10 @@ def _recipe(backend: GrammarBackend, constraint: Constraint) -> Recipe:
         return _schema_recipe(backend, constraint)
     if isinstance(constraint, StructuralTag):
         keywords = prepare_tag(constraint.structural_tag, lambda schema: schema).keywords
-        return Recipe(backend.name, StructuralTag(constraint.structural_tag), keywords)
-    return Recipe(backend.name, msgspec.structs.replace(constraint, backend=Backend.AUTO))
+        tag = StructuralTag(constraint.structural_tag)
+        return Recipe(backend.name, tag, backend.translate(tag), keywords)
+    plain = msgspec.structs.replace(constraint, backend=Backend.AUTO)
+    return Recipe(backend.name, plain, backend.translate(plain))
 
 
 def _schema_recipe(backend: GrammarBackend, constraint: JsonSchema) -> Recipe:
@@ -206,4 +216,4 @@ def _schema_recipe(backend: GrammarBackend, constraint: JsonSchema) -> Recipe:
             field=field_of(constraint),
         )
     rewritten = JsonSchema(prepared.schema_text, constraint.whitespace)
-    return Recipe(backend.name, rewritten, prepared.reports)
+    return Recipe(backend.name, rewritten, backend.translate(rewritten), prepared.reports)

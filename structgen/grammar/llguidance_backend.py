@@ -48,6 +48,7 @@ from structgen.grammar.base import (
     GrammarBackend,
     GrammarError,
     Matcher,
+    Native,
     Vocabulary,
     field_of,
     require_a_start,
@@ -88,14 +89,16 @@ class LLGuidanceBackend(GrammarBackend):
     def supports(self, constraint: Constraint) -> bool:
         return not isinstance(constraint, StructuralTag)
 
-    def compile(self, constraint: Constraint) -> LLGuidanceCompiled:
+    def translate(self, constraint: Constraint) -> Native:
         try:
-            grammar = _grammar(constraint)
+            return Native(_grammar(constraint))
         except ValueError as error:
             raise ConstraintError(str(error), field=field_of(constraint)) from None
-        handle = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
+
+    def compile_native(self, constraint: Constraint, native: Native) -> LLGuidanceCompiled:
+        handle = llguidance.LLMatcher(self._tokenizer, native.text, log_level=0, limits=_LIMITS)
         watch = self._watch(constraint)
-        compiled = LLGuidanceCompiled(handle, len(grammar), self._end, watch)
+        compiled = LLGuidanceCompiled(handle, len(native.text), self._end, watch)
         require_a_start(self, compiled, constraint, self._vocab_size)
         return compiled
 

@@ -45,6 +45,7 @@ from structgen.grammar.base import (
     GrammarBackend,
     GrammarError,
     Matcher,
+    Native,
     Vocabulary,
     field_of,
     require_a_start,
@@ -90,17 +91,23 @@ class OutlinesBackend(GrammarBackend):
     def supports(self, constraint: Constraint) -> bool:
         return not isinstance(constraint, JsonObject | StructuralTag)
 
-    def compile(self, constraint: Constraint) -> OutlinesCompiled:
+    def translate(self, constraint: Constraint) -> Native:
         try:
             regex = _regex(constraint)
             self._require_small(regex)
-            begin, end = (escape(marker, Style.RUST) for marker in MARKERS)
-            index = outlines_core.Index(f"{begin}(?:{regex.text}){end}", self._vocabulary)
+        except (ValueError, TypeError) as error:
+            raise ConstraintError(_reason(error), field=field_of(constraint)) from None
+        begin, end = (escape(marker, Style.RUST) for marker in MARKERS)
+        return Native(f"{begin}(?:{regex.text}){end}", regex.characters, regex.classes)
+
+    def compile_native(self, constraint: Constraint, native: Native) -> OutlinesCompiled:
+        try:
+            index = outlines_core.Index(native.text, self._vocabulary)
             start = index.get_next_state(index.get_initial_state(), self._begin)
         except (ValueError, TypeError) as error:
             raise ConstraintError(_reason(error), field=field_of(constraint)) from None
         watch = self._watch(constraint)
-        moves = regex.classes * self._vocab_size + regex.characters * _MOVES_PER_CHARACTER
+        moves = native.classes * self._vocab_size + native.characters * _MOVES_PER_CHARACTER
         size_bytes = moves * _BYTES_PER_MOVE
         compiled = OutlinesCompiled(index, start, self._end, watch, self._vocab_size, size_bytes)
         require_a_start(self, compiled, constraint, self._vocab_size)

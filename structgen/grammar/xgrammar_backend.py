@@ -44,6 +44,7 @@ from structgen.grammar.base import (
     GrammarBackend,
     GrammarError,
     Matcher,
+    Native,
     Vocabulary,
     field_of,
     require_a_start,
@@ -93,9 +94,15 @@ class XGrammarBackend(GrammarBackend):
     def supports(self, constraint: Constraint) -> bool:
         return True
 
-    def compile(self, constraint: Constraint) -> XGrammarCompiled:
+    def translate(self, constraint: Constraint) -> Native:
         try:
-            grammar = self._compile(constraint)
+            return Native(_text(constraint))
+        except ValueError as error:
+            raise ConstraintError(str(error), field=field_of(constraint)) from None
+
+    def compile_native(self, constraint: Constraint, native: Native) -> XGrammarCompiled:
+        try:
+            grammar = self._compile(constraint, native.text)
         except (RuntimeError, ValueError) as error:
             if _OUT_OF_MEMORY in str(error):
                 raise MemoryError from None
@@ -126,22 +133,16 @@ class XGrammarBackend(GrammarBackend):
         text = TextWatch(self._json_text)
         return Watches([text, NameWatch(self._names)]) if names_are_open(constraint) else text
 
-    def _compile(self, constraint: Constraint) -> xgrammar.CompiledGrammar:
+    def _compile(self, constraint: Constraint, text: str) -> xgrammar.CompiledGrammar:
         match constraint:
-            case JsonSchema(schema=schema, whitespace=whitespace):
-                return self._compile_schema(schema, whitespace)
-            case JsonObject(whitespace=whitespace):
-                return self._compile_schema('{"type":"object"}', whitespace)
-            case Regex(pattern=pattern):
-                return self._compiler.compile_regex(translate(pattern, Style.ECMA).text)
-            case Ebnf() | Lark():
-                return self._compiler.compile_grammar(to_gbnf(grammar_of(constraint)))
-            case StructuralTag(structural_tag=tag):
-                return self._compiler.compile_structural_tag(_written(tag))
-            case Choice(options=options):
-                # GBNF string literals have JSON's escapes, but no surrogate pairs.
-                rule = " | ".join(json.dumps(option, ensure_ascii=False) for option in options)
-                return self._compiler.compile_grammar(f"root ::= {rule}")
+            case JsonSchema(whitespace=whitespace) | JsonObject(whitespace=whitespace):
+                return self._compile_schema(text, whitespace)
+            case Regex():
+                return self._compiler.compile_regex(text)
+            case Ebnf() | Lark() | Choice():
+                return self._compiler.compile_grammar(text)
+            case StructuralTag():
+                return self._compiler.compile_structural_tag(text)
 
     def _compile_schema(self, schema: str, whitespace: Whitespace) -> xgrammar.CompiledGrammar:
         flexible = whitespace is Whitespace.FLEXIBLE
@@ -152,6 +153,25 @@ class XGrammarBackend(GrammarBackend):
             separators=None if flexible else (", ", ": "),
             strict_mode=False,  # an object is open unless the schema closes it
         )
+
+
+def _text(constraint: Constraint) -> str:
+    """Raises ValueError: it is not well-formed."""
+    match constraint:
+        case JsonSchema(schema=schema):
+            return schema
+        case JsonObject():
+            return '{"type":"object"}'
+        case Regex(pattern=pattern):
+            return translate(pattern, Style.ECMA).text
+        case Ebnf() | Lark():
+            return to_gbnf(grammar_of(constraint))
+        case StructuralTag(structural_tag=tag):
+            return _written(tag)
+        case Choice(options=options):
+            # GBNF string literals have JSON's escapes, but no surrogate pairs.
+            rule = " | ".join(json.dumps(option, ensure_ascii=False) for option in options)
+            return f"root ::= {rule}"
 
 
 class XGrammarCompiled(CompiledConstraint):

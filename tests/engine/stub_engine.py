@@ -20,6 +20,7 @@ from structgen.grammar.base import (
     GrammarBackend,
     GrammarError,
     Matcher,
+    Native,
     Vocabulary,
 )
 from structgen.grammar.choosing import Backends, Chosen, Recipe
@@ -117,7 +118,10 @@ class ToyBackend(GrammarBackend):
     def supports(self, constraint: Constraint) -> bool:
         return isinstance(constraint, Choice)
 
-    def compile(self, constraint: Constraint) -> ToyCompiled:
+    def translate(self, constraint: Constraint) -> Native:
+        return Native("")
+
+    def compile_native(self, constraint: Constraint, native: Native) -> ToyCompiled:
         self.gate(constraint)
         self.compiles += 1
         assert isinstance(constraint, Choice)
@@ -144,7 +148,7 @@ class ToyBackends(Backends):
         return self._backend
 
     def compile(self, constraint: Constraint) -> Chosen:
-        return self.build(Recipe(self._backend.name, constraint))
+        return self.build(Recipe(self._backend.name, constraint, Native("")))
 
 
 class ToyCompiled(CompiledConstraint):
