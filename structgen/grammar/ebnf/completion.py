@@ -29,8 +29,8 @@ from structgen.grammar.schema import charset
 from structgen.grammar.schema.automaton import TooLarge
 
 MAX_STACKS = 400  # followed side by side
-MAX_MOVES = 10_000  # for one text: some 10 ms
-MAX_REMEMBERED = 50_000  # stacks, some 100 bytes each
+MAX_MOVES = 30_000  # for one text: a thousand characters take some 10,000, and 20 ms
+MAX_REMEMBERED = 20_000  # stacks, some 200 bytes each
 MAX_KEPT = 32  # texts whose stacks are kept, to go on from
 
 
