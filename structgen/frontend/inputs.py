@@ -154,6 +154,7 @@ class InputProcessor:
             )
         id = self._tokenizer.special_id_of(params.constraint_after)
         if id is None:
+            _check_marker_text(params)
             return None
         ends = id in self._eos_ids or id in params.stop_token_ids
         banned = params.allowed_token_ids and id not in params.allowed_token_ids
@@ -245,6 +246,25 @@ class InputProcessor:
         if not 0 <= id < self._vocab_size:
             raise InvalidRequest(
                 f"token ids must be in [0, {self._vocab_size}), got {id}", field=field
+            )
+
+
+def _check_marker_text(params: SamplingParams) -> None:
+    """Raises InvalidRequest: the marker is a bad word, or a stop string ends the answer in it."""
+    marker = params.constraint_after
+    if not marker:
+        return
+    if marker.strip() in {word.strip() for word in params.bad_words}:
+        raise InvalidRequest(
+            f"constraint_after must be a marker that can come, but {marker!r} is a bad word",
+            field=MARKER_FIELD,
+        )
+    for stop in params.stop:
+        if stop in marker:
+            raise InvalidRequest(
+                f"constraint_after must be a marker behind which the answer goes on, but the stop "
+                f"string {stop!r} in {marker!r} ends it",
+                field=MARKER_FIELD,
             )
 
 

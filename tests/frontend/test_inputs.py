@@ -229,6 +229,8 @@ def test_a_marker_that_spells_a_control_token_is_that_token():
     ("marker", "fields", "says"),
     [
         ("<eos>", {}, "is the token 256, which ends the answer"),
+        ("</think>", {"bad_words": (" </think>",)}, "'</think>' is a bad word"),
+        ("</think>", {"stop": ("x", "think")}, "the stop string 'think' in '</think>' ends it"),
         ("<tool>", {"stop_token_ids": (TOOL,)}, "which ends the answer"),
         ("<tool>", {"bad_token_ids": (TOOL,)}, "which is not allowed in the answer"),
         ("<tool>", {"allowed_token_ids": (1, EOS)}, "which is not allowed in the answer"),
