@@ -109,6 +109,38 @@ REWRITES: dict[str, dict[str, Any]] = {
         ],
     },
     "oneOf of required": {"type": "object", "properties": AB, "oneOf": [REQUIRES_A, REQUIRES_B]},
+    "oneOf of closed objects": {
+        "oneOf": [
+            {"type": "object", "properties": {"a": {}, "b": {}}, "additionalProperties": False},
+            {"type": "object", "properties": {"a": {}, "k": {}}, "additionalProperties": False},
+        ]
+    },
+    "oneOf of closed objects that may be empty": {
+        "oneOf": [
+            {"type": "object", "properties": {name: {}}, "additionalProperties": False}
+            for name in "abk"
+        ]
+    },
+    "oneOf of arrays that may be empty": {
+        "type": "array",
+        "oneOf": [{"items": {"type": "integer"}}, {"items": {"type": "string"}}],
+    },
+    "not closed": {
+        "type": "object",
+        "properties": {"a": True, "k": {"type": "string"}},
+        "additionalProperties": False,
+        "not": {"properties": {"a": {"type": "string"}}, "additionalProperties": False},
+    },
+    "not of one type": {
+        "properties": {"a": True, "k": {"type": "integer"}},
+        "additionalProperties": {"type": "string"},
+        "not": {"properties": {"a": {"const": 1}}, "additionalProperties": {"type": "string"}},
+    },
+    "not by pattern": {
+        "properties": {"a": True, "b": True, "k": True},
+        "additionalProperties": False,
+        "not": {"patternProperties": {"^[ab]": {"type": "string"}}},
+    },
     "oneOf that overlaps": {"oneOf": [{"type": "integer"}, {"minimum": 1, "type": "integer"}]},
     "dependentRequired": {"type": "object", "dependentRequired": {"a": ["b"]}},
     "dependentSchemas": {"dependentSchemas": {"a": {"properties": {"b": {"type": "string"}}}}},

@@ -139,6 +139,16 @@ class Fields(Assertion, frozen=True):
     rest: Schema = ()
 
 
+class Other(Assertion, frozen=True):
+    """Some property of an object obeys a schema: one that has none of the names `besides`, in whose
+    name `matching` is found (None: anything) and none of `apart_from` is."""
+
+    besides: tuple[str, ...]
+    matching: str | None
+    apart_from: tuple[str, ...]
+    schema: Schema
+
+
 class Names(Assertion, frozen=True):
     """The name of every property of an object, as a string, obeys a schema."""
 

@@ -8,15 +8,20 @@ from structgen.grammar.schema.algebra import Algebra
 from structgen.grammar.schema.assertions import (
     AnyOf,
     Assertion,
+    Count,
     Fields,
+    Interval,
     OneOf,
     Required,
     Schema,
+    Size,
     Types,
+    of_kind,
 )
 from structgen.grammar.schema.expansion import finite
 from structgen.grammar.schema.group import Group, both
-from structgen.grammar.schema.values import Kind
+from structgen.grammar.schema.report import Places
+from structgen.grammar.schema.values import ALL_KINDS, JsonValue, Kind
 
 # More branches are not compared one by one.
 MAX_RIVALS = 64
@@ -34,7 +39,10 @@ def exclusive(base: Schema, choice: OneOf, algebra: Algebra) -> tuple[AnyOf, boo
     apart = []
     for index, branch in enumerate(branches):
         for rival in _rivals(base, branches, index, algebra):
-            negation = algebra.negated(rival, choice.places)
+            common = both(both(base, branch), rival)
+            negation = _without_the_empty(common, choice.places, algebra)
+            if negation is None:
+                negation = algebra.negated(rival, choice.places)
             exact = exact and negation is not None
             branch = both(branch, negation or ())
         apart.append(branch)
@@ -46,6 +54,24 @@ def _rivals(base: Schema, branches: list[Schema], index: int, algebra: Algebra) 
     own = both(base, branches[index])
     others = branches[:index] + branches[index + 1 :]
     return [other for other in others if not algebra.empty(both(own, other))]
+
+
+def _without_the_empty(common: Schema, places: Places, algebra: Algebra) -> Schema | None:
+    """Return what leaves out the empty array, or object, if that is all that two branches allow in
+    common; None: it is not."""
+    emptiness: list[tuple[Kind, JsonValue, Assertion]] = [
+        (Kind.ARRAY, [], Count(interval=Interval(1), places=places)),
+        (Kind.OBJECT, {}, Size(interval=Interval(1), places=places)),
+    ]
+    for kind, value, filled in emptiness:
+        others = of_kind(*(ALL_KINDS - {kind}))
+        if (
+            algebra.empty((*common, others))
+            and algebra.empty((*common, filled, of_kind(kind)))
+            and algebra.judge.obeys(value, common)
+        ):
+            return (filled,)
+    return None
 
 
 def _told_apart(branches: list[Group | None], algebra: Algebra) -> bool:

@@ -24,6 +24,7 @@ from structgen.grammar.schema.assertions import (
     Members,
     Names,
     Not,
+    Other,
     Required,
     Schema,
     Size,
@@ -33,7 +34,7 @@ from structgen.grammar.schema.assertions import (
     nothing,
     of_kind,
 )
-from structgen.grammar.schema.group import Group
+from structgen.grammar.schema.group import Group, both
 from structgen.grammar.schema.values import JsonValue, Kind, Value
 
 MAX_SUBSETS = 128  # of the optional properties of an object
@@ -174,6 +175,30 @@ def _placed(assertion: Contains, other: Schema, longest: int) -> Iterator[Schema
                 Count(interval=least, places=assertion.places),
                 Elements(prefix=prefix, places=assertion.places),
             )
+
+
+def other(group: Group, other: Other, algebra: Algebra) -> Schema | None:
+    """Say by its name which property it is that has to obey a schema."""
+    if len(group.fields) != 1:
+        return None
+    (fields,) = group.fields
+    unnamed = [fields.rest, *(schema for _, schema in fields.patterned)]
+    meant = [(name, objects.is_meant(other, name)) for name, _ in fields.named]
+    if None in dict(meant).values() or not all(
+        algebra.empty(both(schema, other.schema)) for schema in unnamed
+    ):
+        return None
+    places = other.places
+    branches: list[Schema] = [
+        (
+            Required(names=(name,), places=places),
+            Fields(named=((name, other.schema),), places=places),
+        )
+        for name, is_meant in meant
+        if is_meant
+    ]
+    branches.append((Types(kinds=group.kinds - {Kind.OBJECT}, places=places),))
+    return (*without(group, other), AnyOf(branches=tuple(branches), places=places))
 
 
 def sizes(group: Group, size: Size) -> Schema | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from structgen.grammar.schema import patterns
-from structgen.grammar.schema.assertions import Fields, Schema, is_nothing
+from structgen.grammar.schema.assertions import Fields, Other, Schema, is_nothing
 from structgen.grammar.schema.report import union
 
 
@@ -35,6 +35,17 @@ def of_other_name(fields: Fields, name: str) -> Schema | None:
     for (_, schema), hit in zip(fields.patterned, hits, strict=True):
         result = both(result, schema) if hit else result
     return result
+
+
+def is_meant(other: Other, name: str) -> bool | None:
+    """Whether a property of this name is one of those meant; None: not known."""
+    if name in other.besides:
+        return False
+    hits = [patterns.found_in(regex, name) for regex in other.apart_from]
+    match = True if other.matching is None else patterns.found_in(other.matching, name)
+    if match is False or True in hits:
+        return False
+    return None if match is None or None in hits else True
 
 
 def closed(fields: Fields) -> bool:

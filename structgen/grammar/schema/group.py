@@ -27,6 +27,7 @@ from structgen.grammar.schema.assertions import (
     Not,
     OneOf,
     Opaque,
+    Other,
     Pattern,
     Range,
     Required,
@@ -38,7 +39,7 @@ from structgen.grammar.schema.assertions import (
 from structgen.grammar.schema.report import union
 from structgen.grammar.schema.values import ALL_KINDS, Kind
 
-T = TypeVar("T", Pattern, Format, Contains, Names, AnyOf, OneOf, Not, Opaque)
+T = TypeVar("T", Pattern, Format, Contains, Names, AnyOf, OneOf, Not, Opaque, Other)
 
 
 class Group(msgspec.Struct):
@@ -59,6 +60,7 @@ class Group(msgspec.Struct):
     required: Required | None = None
     fields: tuple[Fields, ...] = ()  # more than one only if they cannot be said as one
     names: tuple[Names, ...] = ()
+    others: tuple[Other, ...] = ()
     any_of: tuple[AnyOf, ...] = ()
     one_of: tuple[OneOf, ...] = ()
     nots: tuple[Not, ...] = ()
@@ -146,6 +148,8 @@ def _collect(to: Group, new: Assertion) -> None:
             to.contains = _with(to.contains, new)
         case Names():
             to.names = _with(to.names, new)
+        case Other():
+            to.others = _with(to.others, new)
         case AnyOf():
             to.any_of = _with(to.any_of, new)
         case OneOf():

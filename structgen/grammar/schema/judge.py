@@ -22,6 +22,7 @@ from structgen.grammar.schema.assertions import (
     Names,
     Not,
     OneOf,
+    Other,
     Pattern,
     Range,
     Required,
@@ -124,11 +125,20 @@ class Judge:
                 return all(name in value for name in names)
             case Names(schema=schema):
                 return _all(self.obeys(name, schema) for name in value)
+            case Other():
+                return self._other_holds(assertion, value)
             case Fields():
                 return _all(
                     self._field_obeys(assertion, name, inner) for name, inner in value.items()
                 )
         return _elsewhere(assertion)
+
+    def _other_holds(self, other: Other, value: dict[str, JsonValue]) -> Verdict:
+        verdicts: list[Verdict] = []
+        for name, inner in value.items():
+            meant = objects.is_meant(other, name)
+            verdicts.append(_all([meant, self.obeys(inner, other.schema)]))
+        return _any(verdicts)
 
     def _field_obeys(self, fields: Fields, name: str, value: JsonValue) -> Verdict:
         schema = objects.of_name(fields, name)
@@ -181,7 +191,7 @@ _ABOUT = (
 
 def _elsewhere(assertion: Assertion) -> Verdict:
     """Return True for assertions about values of another kind, None for those not understood."""
-    return True if isinstance(assertion, (*_ABOUT, Names, Fields)) else None
+    return True if isinstance(assertion, (*_ABOUT, Names, Fields, Other)) else None
 
 
 def _inside(number: int, interval: Interval) -> bool:

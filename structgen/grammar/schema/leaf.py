@@ -186,6 +186,8 @@ class Leaf:
         return part
 
     def _object(self, group: Group) -> JsonObject:
+        for unsaid in group.others:
+            self.give_up(unsaid.places)
         first, *others = group.fields or (Fields(),)
         part = Properties(self._dialect, self._lower, self.give_up).written(first, group)
         if others and self._dialect.combines:

@@ -184,6 +184,10 @@ class Lowering:
             return self._or_give_up(
                 found, found.names[0], expansion.names(found, found.names[0], self._algebra)
             )
+        if found.others and not found.any_of:  # they may name more properties
+            return self._or_give_up(
+                found, found.others[0], expansion.other(found, found.others[0], self._algebra)
+            )
         if found.unique:
             return self._or_give_up(
                 found, found.unique, expansion.unique(found, found.unique, self._algebra)

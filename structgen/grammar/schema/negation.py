@@ -23,6 +23,7 @@ from structgen.grammar.schema.assertions import (
     Members,
     Not,
     OneOf,
+    Other,
     Pattern,
     Range,
     Required,
@@ -212,9 +213,27 @@ class _Negation:
         return (self._kind(Kind.OBJECT), required, field)
 
     def _fields(self, fields: Fields) -> Alternatives | None:
-        if fields.rest or any(schema for _, schema in fields.patterned):
-            return None
-        return [self._with(name, self._not(schema)) for name, schema in fields.named if schema]
+        found = [self._with(name, self._not(schema)) for name, schema in fields.named if schema]
+        regexes = tuple(regex for regex, _ in fields.patterned)
+        for regex, schema in fields.patterned:
+            if schema:
+                found.append(self._another(fields, regex, (), schema))
+        if fields.rest:
+            found.append(self._another(fields, None, regexes, fields.rest))
+        return found
+
+    def _another(
+        self, fields: Fields, matching: str | None, apart_from: tuple[str, ...], schema: Schema
+    ) -> Schema:
+        """Return the objects with a property that has no schema by name, and does not obey one."""
+        other = Other(
+            besides=tuple(name for name, _ in fields.named),
+            matching=matching,
+            apart_from=apart_from,
+            schema=() if is_nothing(schema) else self._not(schema),
+            places=self._places,
+        )
+        return (self._kind(Kind.OBJECT), other)
 
     def _members(self, values: list[JsonValue]) -> Alternatives | None:
         kinds = {kind_of(value) for value in values}

@@ -57,9 +57,8 @@ def _settle_members(group: Group, algebra: Algebra) -> None:
     """Leave out the values that something else forbids, and what was thereby dealt with."""
     assert group.members is not None
     others = [one for one in group if not isinstance(one, Members)]
-    verdicts = [
-        [algebra.judge.holds(one, value.load()) for one in others] for value in group.members.values
-    ]
+    loaded = [value.load() for value in group.members.values]
+    verdicts = [[algebra.judge.holds(one, value) for one in others] for value in loaded]
     kept = [
         value for value, own in zip(group.members.values, verdicts, strict=True) if False not in own
     ]
@@ -68,7 +67,9 @@ def _settle_members(group: Group, algebra: Algebra) -> None:
     places = group.members.places
     for index, one in enumerate(others):
         places = places if index in unknown else union(places, one.places)
-    kinds = frozenset(kind_of(value.load()) for value in kept)
+    kinds = frozenset(
+        kind_of(value) for value, own in zip(loaded, verdicts, strict=True) if False not in own
+    )
     _replace(group, left)
     group.types = Types(kinds=kinds, places=places)
     group.members = Members(values=tuple(kept), places=places)
@@ -205,4 +206,4 @@ def _forget_other_kinds(group: Group) -> None:
         group.contains = ()
     if Kind.OBJECT not in group.kinds:
         group.size = group.required = None
-        group.fields, group.names = (), ()
+        group.fields, group.names, group.others = (), (), ()
