@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
@@ -235,7 +236,10 @@ class _Search:
         text = self._string()
         if text is None:
             return
-        for ending in endings(self._walk.exit.patterns, text):
+        began = time.perf_counter()
+        found = endings(self._walk.exit.patterns, text)
+        self._walk.seconds += time.perf_counter() - began
+        for ending in found:
             spelling = (
                 json.dumps(ending, ensure_ascii=False)[1:-1] if self._walk.exit.is_json else ending
             )

@@ -15,7 +15,7 @@ from structgen.grammar.endings import Patterns
 Restrict = Callable[[bitmask.Words, Sequence[int]], None]
 
 # What one walk may look at.  Masks take some 50 us; a grammar may make them take a thousand times
-# as long, and the loop thread waits.
+# as long, and automata of thousands of states take milliseconds; and the loop thread waits.
 MAX_MASKS = 600
 MAX_SECONDS = 0.05
 

@@ -12,7 +12,7 @@ import pytest
 from feeding import byte_vocabulary, piece_vocabulary
 
 from structgen.constraints import Choice, Constraint, Ebnf, JsonObject, JsonSchema, Regex
-from structgen.grammar import bitmask
+from structgen.grammar import bitmask, closing
 from structgen.grammar.base import Vocabulary
 from structgen.grammar.choosing import Backends, Chosen
 from structgen.grammar.walk import Restrict, Walk
@@ -232,3 +232,19 @@ def test_a_search_over_costly_masks_gives_up_soon(monkeypatch: pytest.MonkeyPatc
     began = time.monotonic()
     assert backends.closer.way_out(walk, 100) is None
     assert time.monotonic() - began < 1
+
+
+def test_a_search_along_costly_automata_gives_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    backends = BACKENDS["bytes"]
+    chosen = backends.compile(Regex("[^x]{5000}"))
+    walk = begun(backends, chosen, b"abc")
+    asked = []
+
+    def slow_endings(patterns: object, text: str) -> list[str]:
+        asked.append(text)
+        time.sleep(0.02)
+        return []
+
+    monkeypatch.setattr(closing, "endings", slow_endings)
+    assert backends.closer.way_out(walk, 100) is None
+    assert 0 < len(asked) < 10
