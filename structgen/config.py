@@ -62,6 +62,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         int, Meta(ge=1, description="requests in the server before new ones are refused")
     ] = 4096
     prefix_caching: Annotated[bool, Meta(description="reuse KV blocks of equal prefixes")] = True
+    drafts: Annotated[
+        bool, Meta(description="guess tokens from prompt and earlier answers, verified at once")
+    ] = True
     overlap: Annotated[
         bool, Meta(description="fill bitmasks during the forward (off only to measure)")
     ] = True
@@ -122,6 +125,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             prefix_caching=self.prefix_caching,
+            drafts=self.drafts,
             check=self.check,
         )
 
@@ -135,6 +139,7 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     prefix_caching: bool = True
+    drafts: bool = True
     check: bool = False
 
 

@@ -37,7 +37,8 @@ class PlanRow(msgspec.Struct, frozen=True, array_like=True):
     """Tokens [start, start + len(token_ids)) of one request, computed in this step.
 
     `new_block_ids` are appended to the row's block table before the forward.  `num_logits` is 0
-    while debt remains after this step, else the number of last positions to sample at.
+    while debt remains after this step, else the number of last positions to sample at: one more
+    than there are drafts, guesses that end token_ids.
     `targets`: where prompt logprobs are wanted, the tokens that follow the first of token_ids.
     """
 
@@ -47,6 +48,15 @@ class PlanRow(msgspec.Struct, frozen=True, array_like=True):
     new_block_ids: list[int]
     num_logits: int
     targets: list[int] = []
+
+    @property
+    def num_drafts(self) -> int:
+        """How many of token_ids, the last ones, are guesses."""
+        return max(self.num_logits - 1, 0)
+
+    @property
+    def drafts(self) -> list[int]:
+        return self.token_ids[len(self.token_ids) - self.num_drafts :]
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
@@ -66,7 +76,7 @@ class TokenBitmask(msgspec.Struct, frozen=True):
     """Which tokens may be sampled, for those logits rows that have a restriction.
 
     words: int32 [M, ceil(V / 32)]; bit (t & 31) of word (t >> 5) set = token t allowed.
-    logit_index: int32 [M], the logits row (in plan order) that each mask row belongs to.
+    logit_index: int32 [M], the logits row that each mask row belongs to, ascending.
     Owned by the grammar manager, valid until the next fill.
     """
 

@@ -21,6 +21,7 @@ import msgspec
 
 from structgen import logs
 from structgen.config import ResolvedConfig
+from structgen.engine.drafts import Drafts
 from structgen.engine.kv import KVManager
 from structgen.engine.request import Request
 from structgen.engine.scheduler import Scheduler
@@ -33,7 +34,7 @@ from structgen.errors import (
 )
 from structgen.grammar.checks import Judged
 from structgen.grammar.compiler import Compiled
-from structgen.grammar.manager import Casualty, GrammarManager
+from structgen.grammar.manager import Casualty, GrammarManager, Place
 from structgen.logprobs import TokenLogprobs
 from structgen.messages import (
     Abort,
@@ -97,6 +98,7 @@ class EngineCore:
         self.overlap = overlap
         self._kv = KVManager(config.num_blocks, config.block_size, salt=salt)
         self.scheduler = Scheduler(config, self._kv)
+        self._drafts = Drafts(enabled=config.drafts)
         self._deadlines: list[tuple[float, str]] = []
         self._samples: dict[str, list[Request]] = {}  # by message id, those that have not ended
         self._sequence = 0
@@ -137,15 +139,19 @@ class EngineCore:
 
     def _run(self, plan: StepPlan) -> None:
         began = time.perf_counter()
-        sampled = [self.scheduler.require(row.id) for row in plan.rows if row.num_logits]
-        compiling = [request for request in sampled if request.compiling]
+        places = self._places(plan)
+        compiling = [
+            request
+            for place in places
+            if (request := self.scheduler.require(place.request.id)).compiling
+        ]
         over = ForwardOver(plan.step)
         if self.overlap:
             notify = partial(self.inbox.put, over) if compiling else None
             self._executor.execute_model(plan, notify)
         mask_began = time.perf_counter()
         mask, casualties = self._grammars.fill(
-            sampled, partial(self._await, compiling, over) if self.overlap else None
+            places, partial(self._await, compiling, over) if self.overlap else None
         )
         mask_s = time.perf_counter() - mask_began
         unmasked = {request.id for request in compiling if request.compiling}
@@ -158,7 +164,7 @@ class EngineCore:
         for row, output in zip(plan.rows, result.rows, strict=True):
             self._commit(row, output, lost.get(row.id), masked=row.id not in unmasked)
         self.last_step = StepTimes(
-            len(sampled),
+            len(places),
             result.forward_s,
             result.sample_s,
             mask_s,
@@ -167,6 +173,16 @@ class EngineCore:
         )
         if self._config.check:
             self.check()
+
+    def _places(self, plan: StepPlan) -> list[Place]:
+        """Return where the step samples, in the order of the logits."""
+        places: list[Place] = []
+        logit = 0
+        for row in plan.rows:
+            if row.num_logits:
+                places.append(Place(self.scheduler.require(row.id), logit, row.drafts))
+                logit += row.num_logits
+        return places
 
     def _await(self, compiling: list[Request], over: ForwardOver) -> None:
         """Wait for the constraints of these requests until the forward is over."""
@@ -189,30 +205,56 @@ class EngineCore:
             return
         if not masked:
             self.scheduler.redo(request)
-        elif casualty is not None:
-            self._bury(request, casualty)
         elif output.error:
             self._fail(request, InternalError(output.error))
-        elif output.token_ids:
-            self._append(request, output)
+        elif output.token_ids or casualty is not None:
+            self._append(request, row, output, casualty)
 
-    def _append(self, request: Request, output: RowOutput) -> None:
+    def _append(
+        self, request: Request, row: PlanRow, output: RowOutput, casualty: Casualty | None
+    ) -> None:
         """Advance grammar and request by sampled tokens and report them."""
-        if request.first_token_at is None:
-            request.first_token_at = time.monotonic()
         before = len(request.tokens)
         try:
-            for token in output.token_ids:
-                if self._append_one(request, token):
-                    break
-            else:
-                self._jump(request)
+            fate = self._append_verified(request, row.drafts, output.token_ids, casualty)
         except StructgenError as error:
             self._fail(request, error)
             return
         new_ids = request.tokens[before:]
-        if new_ids or request.finish is not None:
+        if fate is not None:
+            self._bury(request, fate, new_ids)
+        elif new_ids or request.finish is not None:
             self._report(request, new_ids, output.logprobs[: len(new_ids)])
+
+    def _append_verified(
+        self, request: Request, drafts: list[int], sampled: list[int], casualty: Casualty | None
+    ) -> Casualty | None:
+        """Commit what was sampled, as far as the drafts before it were right, and what is forced.
+
+        Returns the casualty if it has come true.
+        """
+        kept = 0
+        for token in sampled:
+            if casualty is not None and casualty.place == kept:
+                return casualty
+            if request.first_token_at is None:
+                request.first_token_at = time.monotonic()
+            known = len(request.tokens)
+            if self._append_one(request, token) or len(request.tokens) == known:
+                break  # it has ended, or goes another way
+            right = kept < len(drafts) and drafts[kept] == token
+            if right:
+                self.scheduler.keep_draft(request)
+                kept += 1
+            if self._jump(request) or not right:
+                break
+        request.confidence.judged(len(drafts), kept)
+        request.drafts = self._guess(request)
+        return None
+
+    def _guess(self, request: Request) -> list[int]:
+        drafts = self._drafts.propose(request, self.scheduler.num_running)
+        return self._grammars.legal(request, drafts) if drafts else []
 
     def _report(
         self,
@@ -240,6 +282,8 @@ class EngineCore:
             )
         )
         if ended:
+            if request.accepting or request.finish is FinishReason.CONSTRAINT_COMPLETE:
+                self._drafts.learn(request)
             self._forget(request)
 
     def _append_one(self, request: Request, token: int) -> bool:
@@ -256,15 +300,17 @@ class EngineCore:
             request.finish = FinishReason.CONSTRAINT_COMPLETE
         return request.finish is not None
 
-    def _jump(self, request: Request) -> None:
-        """Append what comes next whatever is sampled."""
-        for token in self._grammars.forced(request):
+    def _jump(self, request: Request) -> bool:
+        """Append what comes next whatever is sampled; whether there was any."""
+        forced = self._grammars.forced(request)
+        for token in forced:
             before = len(request.tokens)
             ended = self._append_one(request, token)
             if not request.closed:
                 request.forced_tokens += len(request.tokens) - before
             if ended:
-                return
+                break
+        return bool(forced)
 
     def _begin(self, request: Request) -> None:
         """Report what an answer begins with whatever is sampled, once its constraint is ready."""
@@ -422,12 +468,12 @@ class EngineCore:
                 self._complete(request, way, FinishReason.TIME_LIMIT)
         self._report(request, request.tokens[before:], [])
 
-    def _bury(self, request: Request, casualty: Casualty) -> None:
+    def _bury(self, request: Request, casualty: Casualty, new_ids: list[int]) -> None:
         if casualty.error is not None:
             self._fail(request, casualty.error)
             return
         request.finish = FinishReason.DEAD_END
-        self._report(request, [], [], casualty.detail)
+        self._report(request, new_ids, [], casualty.detail)
 
     def _fail(self, request: Request, error: StructgenError) -> None:
         """End a request, with all its samples, by an error; its neighbours go on."""

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import time
 
+from structgen.engine.confidence import Confidence
+from structgen.engine.ngrams import Ngrams
 from structgen.grammar.base import Matcher
 from structgen.grammar.budget import Budget
 from structgen.grammar.filters import TokenFilter
@@ -31,6 +33,7 @@ class Request:
     """
 
     __slots__ = (
+        "accepted_tokens",
         "arrival",
         "bad_sequences",
         "budget",
@@ -38,8 +41,11 @@ class Request:
         "closed",
         "compiling",
         "computed",
+        "confidence",
         "constraint_info",
         "deadline",
+        "drafted_tokens",
+        "drafts",
         "filter",
         "finish",
         "first_scheduled_at",
@@ -55,6 +61,7 @@ class Request:
         "matcher",
         "message_id",
         "min_length",
+        "ngrams",
         "num_prompt",
         "order",
         "params",
@@ -113,6 +120,11 @@ class Request:
         self.cached_tokens = 0
         self.forwards = 0
         self.forced_tokens = 0
+        self.drafted_tokens = 0
+        self.accepted_tokens = 0
+        self.drafts: list[int] = []  # guesses at what follows `tokens`, legal if they are right
+        self.ngrams: Ngrams | None = None
+        self.confidence = Confidence()
         self.preemptions = 0
         self.reported = False  # whether anything was said of it yet
         self.first_scheduled_at: float | None = None
@@ -153,6 +165,18 @@ class Request:
         )
 
     @property
+    def may_draft(self) -> bool:
+        """Whether masks and logits of the next places can be known before their tokens are."""
+        return (
+            self.finish is None
+            and self.filter is None
+            and not self.compiling
+            and not self.params.penalised
+            and len(self.tokens) >= self.min_length
+            and not (self.budget is not None and self.budget.following)
+        )
+
+    @property
     def is_led_out(self) -> bool:
         """The text has just been completed along the only way that was left to it."""
         return self.budget is not None and self.budget.following and not self.budget.way
@@ -180,6 +204,8 @@ class Request:
             cached_tokens=self.cached_tokens,
             forwards=self.forwards,
             forced_tokens=self.forced_tokens,
+            drafted_tokens=self.drafted_tokens,
+            accepted_tokens=self.accepted_tokens,
             queue_s=scheduled - self.arrival,
             prefill_s=first_token - scheduled,
             decode_s=now - first_token,

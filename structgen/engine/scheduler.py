@@ -95,8 +95,15 @@ class Scheduler:
         """Record that a row of the last plan was computed."""
         before = request.computed
         assert row.start == before, f"{row.id}: row starts at {row.start}, computed is {before}"
-        request.computed += len(row.token_ids)
+        request.computed += len(row.token_ids) - row.num_drafts
         request.forwards += 1
+        self._kv.computed(request.id, request.tokens, before, request.computed)
+
+    def keep_draft(self, request: Request) -> None:
+        """Record that the last token was a draft of the last plan, so that it is computed."""
+        before = request.computed
+        request.computed += 1
+        request.accepted_tokens += 1
         self._kv.computed(request.id, request.tokens, before, request.computed)
 
     def redo(self, request: Request) -> None:
@@ -133,8 +140,9 @@ class Scheduler:
                 preempted = True
                 if self._preempt(self._victim(rows)) is request:
                     return True
-            rows.append(self._row(request, count, added))
-            budget -= count
+            row = self._row(request, count, added, budget)
+            rows.append(row)
+            budget -= len(row.token_ids)
         return preempted
 
     def _admit(self, rows: list[PlanRow], added: list[NewRow], *, preempted: bool) -> None:
@@ -160,8 +168,9 @@ class Scheduler:
                 return
             count = _share(request, budget)
             if count > 0:  # zero when the prefix cache held all but the token that must wait
-                rows.append(self._row(request, count, added))
-                budget -= count
+                row = self._row(request, count, added, budget)
+                rows.append(row)
+                budget -= len(row.token_ids)
             seats -= not request.compiling
 
     def _place(self, request: Request, rows: list[PlanRow]) -> bool:
@@ -207,6 +216,7 @@ class Scheduler:
         self._kv.release(request.id)
         self._drop_row(request.id)
         request.computed = 0
+        request.drafts = []
         request.preemptions += 1
         bisect.insort(self._waiting, request, key=_order)
         log.debug("preempted", request=request.id, tokens=len(request.tokens))
@@ -216,7 +226,10 @@ class Scheduler:
         if self._known_rows.pop(request_id, None) is not None:
             self._removed.append(request_id)
 
-    def _row(self, request: Request, count: int, added: list[NewRow]) -> PlanRow:
+    def _row(self, request: Request, count: int, added: list[NewRow], budget: int) -> PlanRow:
+        """Plan `count` tokens of a request, and drafts behind them as far as there is room."""
+        samples = request.computed + count == len(request.tokens)
+        drafts = self._drafts(request, budget - count) if samples else []
         known = self._known_rows.get(request.id)
         if known is None:
             known = 0
@@ -224,19 +237,26 @@ class Scheduler:
         table = self._kv.table(request.id)
         self._known_rows[request.id] = len(table)
         start = request.computed
-        samples = start + count == len(request.tokens)
         return PlanRow(
             id=request.id,
             start=start,
-            token_ids=request.tokens[start : start + count],
+            token_ids=request.tokens[start : start + count] + drafts,
             new_block_ids=table[known:],
-            num_logits=int(samples),
+            num_logits=1 + len(drafts) if samples else 0,
             targets=(
                 request.tokens[start + 1 : min(start + count + 1, request.num_prompt)]
                 if request.wants_prompt_logprobs
                 else []
             ),
         )
+
+    def _drafts(self, request: Request, room: int) -> list[int]:
+        """Return the drafts of a request that can be computed without taking anyone's place."""
+        drafts = request.drafts[:room]
+        if not drafts or not self._kv.grow(request.id, len(request.tokens) + len(drafts)):
+            return []
+        request.drafted_tokens += len(drafts)
+        return drafts
 
     def _new_row(self, request: Request) -> NewRow:
         return NewRow(

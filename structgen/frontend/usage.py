@@ -14,7 +14,8 @@ class Usage(msgspec.Struct, frozen=True):
 
     prompt_tokens are computed once for all answers; cached_tokens: those of them whose KV was
     found.  forwards are counted for each answer.  forced_tokens: of the completion_tokens, those
-    that took no forward to be chosen, since the constraint left no choice.
+    that took no forward to be chosen, since the constraint left no choice.  drafted_tokens: guesses
+    that forwards were given to verify; accepted_tokens: those that were right.
     """
 
     prompt_tokens: int
@@ -22,6 +23,8 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: int
     forwards: int
     forced_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class Timings(msgspec.Struct, frozen=True):
@@ -73,8 +76,15 @@ class Meter:
     def usage(self) -> Usage:
         first = self._stats[0]
         forwards = sum(stats.forwards for stats in self._stats.values())
-        forced = sum(stats.forced_tokens for stats in self._stats.values())
-        return Usage(first.prompt_tokens, first.cached_tokens, self._num_ids, forwards, forced)
+        return Usage(
+            first.prompt_tokens,
+            first.cached_tokens,
+            self._num_ids,
+            forwards,
+            forced_tokens=sum(stats.forced_tokens for stats in self._stats.values()),
+            drafted_tokens=sum(stats.drafted_tokens for stats in self._stats.values()),
+            accepted_tokens=sum(stats.accepted_tokens for stats in self._stats.values()),
+        )
 
     def timings(self) -> Timings:
         first, constraint = self._stats[0], self.constraint

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Protocol
 
 import msgspec
@@ -63,11 +64,43 @@ class Casualty(msgspec.Struct, frozen=True):
     """A request for which no mask can be made.
 
     error None: a dead end, every token is ruled out; `detail` names the masks that did it.
+    place: behind how many drafts; it comes true only if all of these do.
     """
 
     request_id: str
     detail: str
     error: StructgenError | None = None
+    place: int = 0
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a request is sampled: from which logits row on, and what is guessed to come there."""
+
+    request: Constrained
+    logit: int
+    drafts: list[int]
+
+
+class _MaskRows:
+    """Rows of the buffer as they are given to logits rows."""
+
+    def __init__(self, words: bitmask.Words) -> None:
+        self._words = words
+        self._logits: list[int] = []
+
+    def take(self, logits: Sequence[int]) -> bitmask.Words:
+        """Return int32 [len(logits), W] of zeros for these logits rows."""
+        start = len(self._logits)
+        self._logits += logits
+        return self._words[start : len(self._logits)]
+
+    def bitmask(self) -> TokenBitmask:
+        words = self._words[: len(self._logits)]
+        logits = np.array(self._logits, dtype=np.int32)
+        if (np.diff(logits) < 0).any():
+            order = np.argsort(logits)
+            words, logits = words[order], logits[order]
+        return TokenBitmask(words, logits)
 
 
 class GrammarManager:
@@ -168,43 +201,89 @@ class GrammarManager:
             self._compiler.cancel(constraint)
 
     def fill(
-        self, requests: Sequence[Constrained], wait: Callable[[], None] | None = None
+        self, places: Sequence[Place], wait: Callable[[], None] | None = None
     ) -> tuple[TokenBitmask, list[Casualty]]:
-        """Make the masks of a step.  requests[i] is sampled from logits row i.
+        """Make the masks of a step.
 
-        wait: called once the masks of those that are ready are made; may make others ready.  Those
-        that still compile then have no mask.
+        places: who is sampled, in the order of the logits, at each behind the tokens and behind
+        each of the drafts.  wait: called once the masks of those that are ready are made; may make
+        others ready.  Those that still compile then have no mask.
         Every mask row that is returned allows at least one token: for a casualty, any; what is
-        drawn for it is thrown away.  Changes no matcher.
+        drawn for it is thrown away.  Leaves every matcher where it was.
         """
-        words = self._buffer(len(requests))
-        waiting = [index for index, request in enumerate(requests) if request.compiling]
-        ready = [index for index in range(len(requests)) if not requests[index].compiling]
-        masked, casualties = self._fill(requests, ready, words)
+        rows = _MaskRows(self._buffer(sum(1 + len(place.drafts) for place in places)))
+        waiting = [place for place in places if place.request.compiling]
+        ready = [place for place in places if not place.request.compiling]
+        casualties = self._fill(ready, rows)
         if waiting and wait is not None:
             wait()
-            ready = [index for index in waiting if not requests[index].compiling]
-            late, lost = self._fill(requests, ready, words[len(masked) :])
-            masked, casualties = masked + late, casualties + lost
-        return TokenBitmask(words[: len(masked)], np.array(masked, dtype=np.int32)), casualties
+            ready = [place for place in waiting if not place.request.compiling]
+            casualties += self._fill(ready, rows)
+        return rows.bitmask(), casualties
 
-    def _fill(
-        self, requests: Sequence[Constrained], chosen: Sequence[int], words: bitmask.Words
-    ) -> tuple[list[int], list[Casualty]]:
-        """Fill the first rows for those of the chosen that are restricted; returns which."""
-        masked = [index for index in chosen if self._is_restricted(requests[index])]
-        words = words[: len(masked)]
-        casualties = self._fill_grammars([requests[index] for index in masked], words)
-        for row, index in zip(words, masked, strict=True):
-            request = requests[index]
+    def _fill(self, places: Sequence[Place], rows: _MaskRows) -> list[Casualty]:
+        """Make the masks of those that are restricted."""
+        masked = [place for place in places if self._is_restricted(place.request)]
+        requests = [place.request for place in masked]
+        words = rows.take([place.logit for place in masked])
+        casualties = self._fill_grammars(requests, words)
+        for request, row in zip(requests, words, strict=True):
             self._fold(request, row)
             if not row.any():
                 casualties.append(Casualty(request.id, _dead_end(request)))
         broken = {casualty.request_id for casualty in casualties}
-        for row, index in zip(words, masked, strict=True):
-            if requests[index].id in broken:
+        for place, row in zip(masked, words, strict=True):
+            if place.request.id in broken:
                 row[:] = self._full
-        return masked, casualties
+            elif place.drafts:
+                casualties += self._fill_behind_drafts(place, rows)
+        return casualties
+
+    def _fill_behind_drafts(self, place: Place, rows: _MaskRows) -> list[Casualty]:
+        """Make the masks behind each draft of a request."""
+        request, matcher = place.request, _matcher_of(place.request)
+        words = rows.take([place.logit + 1 + i for i in range(len(place.drafts))])
+        backend = self._backends.get(_backend_of(request))
+        accepted = 0
+        try:
+            for index, draft in enumerate(place.drafts):
+                matcher.accept(draft)
+                accepted += 1
+                gate.fill(backend, [matcher], words, [index])
+                row = words[index]
+                row &= self._full
+                self._fold(request, row)
+                if not row.any():
+                    row[:] = self._full
+                    return [Casualty(request.id, _dead_end(request), place=accepted)]
+        except GrammarError as error:
+            words[max(accepted - 1, 0) :] = self._full
+            failure = InternalError(f"no mask for the constraint: {error}")
+            return [Casualty(request.id, failure.message, failure, place=accepted)]
+        finally:
+            matcher.rollback(accepted)
+        return []
+
+    def legal(self, request: Constrained, drafts: list[int]) -> list[int]:
+        """Return how many of the drafts could be what comes next, one after the other.
+
+        They end in front of text that is forced: once it is appended, what was sampled behind a
+        draft would stand elsewhere.
+        """
+        drafts = [*takewhile(lambda draft: draft not in request.stop_ids, drafts)]
+        if request.matcher is None or not drafts:
+            return drafts
+        copy = request.matcher.fork()
+        kept: list[int] = []
+        try:
+            for draft in drafts:
+                copy.accept(draft)
+                if self._jumper is not None and request.jumps and copy.forced():
+                    break
+                kept.append(draft)
+        except GrammarError:
+            pass
+        return kept
 
     def accept(self, request: Constrained, token: int) -> bool:
         """Advance a request's matcher; True if nothing may follow this token.
@@ -214,6 +293,7 @@ class GrammarManager:
         """
         if request.matcher is None:
             return False
+        self._peeked.pop(request.id, None)  # of the place before
         try:
             request.matcher.accept(token)
             return request.matcher.accepting and self._is_at_end(request)

@@ -49,17 +49,17 @@ def pack(
     blocks = table[row_of_token, positions // block_size].astype(np.int64)
     slot_mapping = blocks * block_size + positions % block_size
 
-    sampled = np.flatnonzero(
-        np.fromiter((row.num_logits for row in plan.rows), np.int64, len(plan.rows))
-    )
+    counts = np.fromiter((row.num_logits for row in plan.rows), np.int64, len(plan.rows))
+    sampled = np.repeat(np.arange(len(counts)), counts)  # [L]
+    behind = np.cumsum(counts)[sampled] - np.arange(len(sampled))  # [L], places from a row's end
     return ModelInput(
         input_ids=_tensor(input_ids, device),
         positions=_tensor(positions, device),
         logits_index=_tensor(
-            np.concatenate([cu_seqlens[1:][sampled] - 1, *_targets(plan, cu_seqlens)]), device
+            np.concatenate([cu_seqlens[1:][sampled] - behind, *_targets(plan, cu_seqlens)]), device
         ),
         sampled_slots=slots[sampled],
-        sampled_positions=ends[sampled],
+        sampled_positions=ends[sampled] - behind + 1,
         meta=AttentionMetadata(
             cu_seqlens_q=_tensor(cu_seqlens.astype(np.int32), device),
             seq_lens=_tensor(ends.astype(np.int32), device),

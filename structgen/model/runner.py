@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice, takewhile
 from pathlib import Path
 
 import msgspec
@@ -120,7 +122,7 @@ class ModelRunner:
         outputs = iter(
             sample(sampled, mask, self._rows, batch.sampled_slots, batch.sampled_positions)
         )
-        rows = [next(outputs) if row.num_logits else RowOutput([]) for row in pending.plan.rows]
+        rows = [_joined([*islice(outputs, row.num_logits)]) for row in pending.plan.rows]
         for index, logprobs in prompt_logprobs.items():
             rows[index] = msgspec.structs.replace(rows[index], prompt_logprobs=logprobs)
         return StepOutput(
@@ -182,6 +184,17 @@ class ModelRunner:
             ) from error
         finally:
             self._rows.apply(StepPlan(0, [], [], [row.id]))
+
+
+def _joined(outputs: Sequence[RowOutput]) -> RowOutput:
+    """Return what was sampled in the places of one row, up to the first that failed."""
+    good = [*takewhile(lambda output: not output.error, outputs)]
+    if outputs and not good:
+        return outputs[0]
+    return RowOutput(
+        [token for output in good for token in output.token_ids],
+        logprobs=[logprobs for output in good for logprobs in output.logprobs],
+    )
 
 
 def _device(name: str) -> torch.device:

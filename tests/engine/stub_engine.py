@@ -28,7 +28,7 @@ from structgen.grammar.manager import GrammarManager
 from structgen.logprobs import TokenLogprobs
 from structgen.messages import EngineOutput, EngineRequest
 from structgen.params import SamplingParams
-from structgen.plan import RowOutput, StepOutput, StepPlan, TokenBitmask
+from structgen.plan import PlanRow, RowOutput, StepOutput, StepPlan, TokenBitmask
 
 VOCAB = 64
 EOS = 63
@@ -68,13 +68,14 @@ class StubExecutor:
 
     def sample_tokens(self, mask: TokenBitmask) -> StepOutput:
         plan = self.plans[-1]
+        assert (np.diff(mask.logit_index) > 0).all(), "mask rows out of order"
         outputs, index = [], 0
         masks = {int(i): words for words, i in zip(mask.words, mask.logit_index, strict=True)}
         for row in plan.rows:
             output = RowOutput([])
             if row.num_logits:
-                output = self._sample(row.id, masks.get(index))
-                index += 1
+                output = self._sample_all(row, masks, index)
+                index += row.num_logits
             prompt = [TokenLogprobs(target, -1.0, []) for target in row.targets]
             outputs.append(msgspec.structs.replace(output, prompt_logprobs=prompt))
         return StepOutput(outputs)
@@ -94,15 +95,27 @@ class StubExecutor:
             self._kv[blocks[position // self._block_size], position % self._block_size] = token
         tokens += ids
 
-    def _sample(self, request_id: str, words: npt.NDArray[np.int32] | None) -> RowOutput:
-        if request_id in self.fail_ids:
+    def _sample_all(
+        self, row: PlanRow, masks: dict[int, npt.NDArray[np.int32]], first: int
+    ) -> RowOutput:
+        if row.id in self.fail_ids:
             return RowOutput([], "injected")
-        token = self._script(self.tokens[request_id])
+        tokens = self.tokens[row.id]
+        lengths = range(len(tokens) - row.num_drafts, len(tokens) + 1)
+        return RowOutput(
+            [
+                self._sample(tokens[:length], masks.get(first + place))
+                for place, length in enumerate(lengths)
+            ]
+        )
+
+    def _sample(self, tokens: list[int], words: npt.NDArray[np.int32] | None) -> int:
+        token = self._script(tokens)
         if words is not None:
             allowed = bitmask.unpack(words, VOCAB)
-            assert allowed, f"{request_id}: empty mask row"
+            assert allowed, "empty mask row"
             token = token if token in allowed else allowed[0]
-        return RowOutput([token])
+        return token
 
 
 class ToyBackend(GrammarBackend):

@@ -204,6 +204,8 @@ def _usage(usage: Usage | None) -> generation_pb2.Usage | None:
         completion_tokens=usage.completion_tokens,
         forwards=usage.forwards,
         forced_tokens=usage.forced_tokens,
+        drafted_tokens=usage.drafted_tokens,
+        accepted_tokens=usage.accepted_tokens,
     )
 
 
@@ -370,6 +372,8 @@ def _usage_back(usage: generation_pb2.Usage) -> Usage:
         completion_tokens=usage.completion_tokens,
         forwards=usage.forwards,
         forced_tokens=usage.forced_tokens,
+        drafted_tokens=usage.drafted_tokens,
+        accepted_tokens=usage.accepted_tokens,
     )
 
 

@@ -1,0 +1,89 @@
+"""Guesses at the next tokens, computed and verified by the forward that would compute one.
+
+A guess is a run of tokens that followed the last few before: in the request's own prompt and
+answer (extraction copies from its input), or in earlier answers under the same constraint (whose
+skeleton comes again).  Guesses compete by how much of the past they match.
+
+A draft is kept where it is what is sampled there anyway, with the noise of that place, so that the
+answer is the same token for token, whatever was guessed.  Loop thread only.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Protocol
+
+from structgen.constraints import Constraint
+from structgen.engine.ngrams import BORDER, Ngrams
+from structgen.engine.request import Request
+
+MAX_SKELETONS = 64  # constraints whose answers are remembered
+MAX_SKELETON_TOKENS = 8192  # of each
+
+
+class Drafter(Protocol):
+    def propose(self, request: Request, limit: int) -> tuple[int, list[int]]:
+        """Return at most `limit` tokens that may come next, and how much of the past they match."""
+
+    def learn(self, request: Request) -> None:
+        """Look at a request that has ended well."""
+
+
+class PromptLookup:
+    """What came next the last time, in the request's own prompt and answer."""
+
+    def propose(self, request: Request, limit: int) -> tuple[int, list[int]]:
+        if request.ngrams is None:
+            request.ngrams = Ngrams()
+        seen = request.ngrams
+        seen.extend(request.tokens[len(seen) :])
+        return seen.following(request.tokens, limit)
+
+    def learn(self, request: Request) -> None:
+        pass
+
+
+class Skeletons:
+    """What came next in earlier answers under the same constraint."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[Constraint, Ngrams] = OrderedDict()
+
+    def propose(self, request: Request, limit: int) -> tuple[int, list[int]]:
+        constraint = request.params.constraint
+        seen = self._seen.get(constraint) if constraint is not None else None
+        if seen is None:
+            return 0, []
+        return seen.following(request.tokens[request.num_prompt :], limit)
+
+    def learn(self, request: Request) -> None:
+        constraint = request.params.constraint
+        if constraint is None:
+            return
+        seen = self._seen.get(constraint)
+        if seen is None or len(seen) > MAX_SKELETON_TOKENS:
+            seen = self._seen[constraint] = Ngrams()
+        self._seen.move_to_end(constraint)
+        if len(self._seen) > MAX_SKELETONS:
+            self._seen.popitem(last=False)
+        seen.extend([BORDER, *request.tokens[request.num_prompt :]])
+
+
+class Drafts:
+    """All drafters together.  enabled False: no guesses."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._drafters: Sequence[Drafter] = (PromptLookup(), Skeletons()) if enabled else ()
+
+    def propose(self, request: Request, num_rows: int) -> list[int]:
+        """Return what the next step of a request may be computed with, for verification."""
+        limit = min(request.confidence.length(num_rows), request.limit - len(request.tokens) - 1)
+        if limit <= 0 or not request.may_draft:
+            return []
+        guesses = [drafter.propose(request, limit) for drafter in self._drafters]
+        return max(guesses, key=lambda guess: guess[0], default=(0, []))[1]
+
+    def learn(self, request: Request) -> None:
+        for drafter in self._drafters:
+            drafter.learn(request)
