@@ -27,10 +27,12 @@ MARKER_FIELD = "input.constraint.options.after"
 
 
 class JumpForward(StrEnum):
-    """Forced text: sample it like any other, or append it as the tokenizer would spell it."""
+    """Forced text: sample it like any other, append it as the tokenizer would spell it, or guess
+    that it is sampled so."""
 
     OFF = "off"
     COMMIT = "commit"
+    DRAFT = "draft"
 
 
 class SamplingParams(
@@ -45,7 +47,7 @@ class SamplingParams(
     likely tokens to report beside the one that is there; None reports nothing.
     close_within_budget: under a constraint, complete the text before a limit would cut it.
     jump_forward: what to do with text that the constraint leaves no choice about; log probabilities
-    that are asked for have it sampled.
+    that are asked for turn COMMIT into DRAFT.
     constraint_after: the answer is free until this marker, such as "</think>", and the constraint
     begins right behind it; a marker that spells a control token is that token.
 

@@ -253,6 +253,11 @@ class EngineCore:
         return None
 
     def _guess(self, request: Request) -> list[int]:
+        """Return what may come next: for certain, but for its spelling, or by experience."""
+        if not request.may_draft:
+            return []
+        if request.guesses_forced and (forced := self._grammars.forced(request)):
+            return forced[: request.limit - len(request.tokens) - 1]
         drafts = self._drafts.propose(request, self.scheduler.num_running)
         return self._grammars.legal(request, drafts) if drafts else []
 
@@ -302,7 +307,8 @@ class EngineCore:
 
     def _jump(self, request: Request) -> bool:
         """Append what comes next whatever is sampled; whether there was any."""
-        forced = self._grammars.forced(request)
+        goes_on = request.jumps and request.finish is None
+        forced = self._grammars.forced(request) if goes_on else []
         for token in forced:
             before = len(request.tokens)
             ended = self._append_one(request, token)
@@ -322,6 +328,7 @@ class EngineCore:
         except StructgenError as error:
             self._fail(request, error)
             return
+        request.drafts = self._guess(request)
         if len(request.tokens) > before or request.finish is not None:
             self._report(request, request.tokens[before:], [])
 

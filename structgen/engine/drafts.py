@@ -79,7 +79,7 @@ class Drafts:
     def propose(self, request: Request, num_rows: int) -> list[int]:
         """Return what the next step of a request may be computed with, for verification."""
         limit = min(request.confidence.length(num_rows), request.limit - len(request.tokens) - 1)
-        if limit <= 0 or not request.may_draft:
+        if limit <= 0:
             return []
         guesses = [drafter.propose(request, limit) for drafter in self._drafters]
         return max(guesses, key=lambda guess: guess[0], default=(0, []))[1]

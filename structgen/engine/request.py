@@ -157,12 +157,12 @@ class Request:
     @property
     def jumps(self) -> bool:
         """Forced text is appended rather than sampled."""
-        params = self.params
-        return (
-            params.jump_forward is JumpForward.COMMIT
-            and params.logprobs is None
-            and self.finish is None
-        )
+        return self.params.jump_forward is JumpForward.COMMIT and self.params.logprobs is None
+
+    @property
+    def guesses_forced(self) -> bool:
+        """Forced text is sampled, but guessed to be spelt as usual."""
+        return self.params.jump_forward is not JumpForward.OFF and not self.jumps
 
     @property
     def may_draft(self) -> bool:

@@ -225,7 +225,8 @@ def add_constrained_answer(parser: ArgumentParser) -> None:
         "--jump-forward",
         choices=[kind.value for kind in JumpForward],
         default=JumpForward.COMMIT.value,
-        help="text that the constraint leaves no choice about: append it (default), or sample it",
+        help="text that the constraint leaves no choice about: append it (default), sample it, or "
+        "sample it but guess that it comes",
     )
     group.add_argument(
         "--truncation",

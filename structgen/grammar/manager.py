@@ -303,9 +303,9 @@ class GrammarManager:
             raise InternalError(f"the constraint refused a token it had allowed: {error}") from None
 
     def forced(self, request: Constrained) -> list[int]:
-        """Return the tokens that a request goes on with whatever is sampled, if it is to jump."""
+        """Return the tokens that a request goes on with whatever is sampled, as usually spelt."""
         matcher = request.matcher
-        if self._jumper is None or matcher is None or not request.jumps or not matcher.forced():
+        if self._jumper is None or matcher is None or not matcher.forced():
             return []
         return self._jumper.run(self._walk(request))
 

@@ -74,15 +74,27 @@ def test_forced_tokens_are_computed_with_the_next_sampled_one() -> None:
     assert [row.num_logits for row in rows if row.num_logits] == [1, 1]
 
 
-@pytest.mark.parametrize("option", [{"jump_forward": JumpForward.OFF}, {"logprobs": 0}])
-def test_a_request_may_want_everything_sampled(option: dict[str, object]) -> None:
-    engine = StubEngine(lowest, jump=True)
-    engine.add("a", [1, 2], constraint=FORKED, **option)
+def test_a_request_may_want_everything_sampled() -> None:
+    engine = StubEngine(lowest, jump=True, drafts=False)
+    engine.add("a", [1, 2], constraint=FORKED, jump_forward=JumpForward.OFF)
     engine.run(1)
     stats = engine.ends["a"].stats
     assert stats is not None
     assert (text(engine, "a"), stats.forced_tokens) == ("CALLED AT NIGHT", 0)
     assert stats.forwards == len("CALLED AT NIGHT")
+
+
+@pytest.mark.parametrize("option", [{"jump_forward": JumpForward.DRAFT}, {"logprobs": 0}])
+def test_forced_text_can_be_guessed_and_sampled_at_once(option: dict[str, object]) -> None:
+    engine = StubEngine(lowest, jump=True, drafts=False)
+    engine.add("a", [1, 2], constraint=FORKED, **option)
+    engine.run(1)
+    stats = engine.ends["a"].stats
+    assert stats is not None
+    assert (text(engine, "a"), stats.forced_tokens) == ("CALLED AT NIGHT", 0)
+    # All but L and I; the last one ends the answer.
+    assert (stats.drafted_tokens, stats.accepted_tokens) in ((13, 12), (12, 11))
+    assert stats.forwards == 3
 
 
 def test_a_limit_ends_a_run_where_it_would_end_sampling() -> None:

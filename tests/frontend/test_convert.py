@@ -29,7 +29,6 @@ from structgen.errors import (
     InternalError,
     InvalidRequest,
     StructgenError,
-    Unsupported,
 )
 from structgen.frontend.answer import ConstraintStatus, Finish
 from structgen.frontend.grpc import convert, errors, results
@@ -246,7 +245,9 @@ def test_best_effort_is_refused_where_there_are_no_keywords(kind: dict[str, obje
     assert convert.from_wire(message(constraint=constraint_pb2.Constraint(**kind, options=options)))
 
 
-@pytest.mark.parametrize("name", ["backend", "truncation", "unsupported", "whitespace"])
+@pytest.mark.parametrize(
+    "name", ["backend", "jump_forward", "truncation", "unsupported", "whitespace"]
+)
 def test_an_option_that_is_none_of_ours_is_refused_by_name(name: str) -> None:
     options = constraint_pb2.ConstraintOptions(**{name: 77})
     given = constraint_pb2.Constraint(json_schema="true", options=options)
@@ -259,42 +260,6 @@ def test_an_option_that_is_none_of_ours_is_refused_by_name(name: str) -> None:
 def test_a_malformed_or_empty_time_limit_is_refused(seconds: int, nanos: int) -> None:
     error = refusal(message(time_limit=Duration(seconds=seconds, nanos=nanos)))
     assert error.field == "input.time_limit"
-
-
-def set_field(target: Message, path: str) -> None:
-    """Set the field at `path` to something that is neither its default nor neutral."""
-    *parents, name = path.split(".")
-    for parent in parents:
-        target = getattr(target, parent)
-    field = target.DESCRIPTOR.fields_by_name[name]
-    if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        getattr(target, name)[3] = 1.0
-    elif field.is_repeated:
-        getattr(target, name).append("word" if field.type == FieldDescriptor.TYPE_STRING else 3)
-    elif field.type == FieldDescriptor.TYPE_STRING:
-        setattr(target, name, "x")
-    elif field.type == FieldDescriptor.TYPE_BOOL:
-        setattr(target, name, True)
-    else:
-        values = range(2, 9)
-        setattr(target, name, next(v for v in values if v not in convert.NOT_OFFERED[path]))
-
-
-@pytest.mark.parametrize("path", convert.NOT_OFFERED)
-def test_what_is_not_offered_is_refused_by_name(path: str) -> None:
-    given = message()
-    set_field(given, path)
-    error = refusal(given)
-    assert isinstance(error, Unsupported)
-    assert error.field == f"input.{path}"
-
-
-def test_neutral_values_of_what_is_not_offered_are_fine() -> None:
-    options = constraint_pb2.ConstraintOptions(
-        jump_forward=constraint_pb2.JUMP_FORWARD_OFF, truncation=constraint_pb2.TRUNCATION_MARK
-    )
-    constraint = constraint_pb2.Constraint(regex="a", options=options)
-    assert convert.from_wire(message(constraint=constraint))
 
 
 @pytest.mark.parametrize(

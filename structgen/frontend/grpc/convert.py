@@ -7,11 +7,10 @@ here, by path; nothing that a client sets is ignored.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar, assert_never
 
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import Message
 
 from structgen.constraints import (
     Backend,
@@ -26,21 +25,11 @@ from structgen.constraints import (
     StructuralTag,
     Whitespace,
 )
-from structgen.errors import ConstraintError, InvalidRequest, Unsupported
+from structgen.errors import ConstraintError, InvalidRequest
 from structgen.frontend.grpc._pb import constraint_pb2, constraint_service_pb2, generation_pb2
 from structgen.frontend.inputs import GenerationInput
 from structgen.params import JumpForward, SamplingParams
 from structgen.tokenizer import ChatMessage
-
-# Path in GenerationInput -> the values that may be given for it.  Each names something that the
-# contract has and this server does not: it leaves the table when the server does.
-NOT_OFFERED: Mapping[str, Container[Any]] = {
-    "constraint.options.jump_forward": (
-        constraint_pb2.JUMP_FORWARD_UNSPECIFIED,
-        constraint_pb2.JUMP_FORWARD_OFF,
-        constraint_pb2.JUMP_FORWARD_COMMIT,
-    ),
-}
 
 # What SamplingParams and the wire call alike, by the message that holds it.  Presence decides.
 SCALARS: Mapping[str, Sequence[str]] = {
@@ -96,7 +85,9 @@ _JUMPS = {
     constraint_pb2.JUMP_FORWARD_UNSPECIFIED: JumpForward.COMMIT,
     constraint_pb2.JUMP_FORWARD_OFF: JumpForward.OFF,
     constraint_pb2.JUMP_FORWARD_COMMIT: JumpForward.COMMIT,
+    constraint_pb2.JUMP_FORWARD_DRAFT: JumpForward.DRAFT,
 }
+_JUMPS_BACK = {jump: number for number, jump in _JUMPS.items()}
 _CLOSES = {
     constraint_pb2.TRUNCATION_UNSPECIFIED: True,
     constraint_pb2.TRUNCATION_CLOSE: True,
@@ -110,10 +101,8 @@ _CLOSES = {
 def from_wire(message: generation_pb2.GenerationInput) -> GenerationInput:
     """Parse a request.
 
-    Raises InvalidRequest, ConstraintError: a value is missing or outside its range.  Raises
-    Unsupported: a field is set that this server does not offer.
+    Raises InvalidRequest, ConstraintError: a value is missing or outside its range.
     """
-    _refuse_not_offered(message)
     constraint = _constraint(message.constraint) if message.HasField("constraint") else None
     return GenerationInput(
         request_id=message.request_id,
@@ -127,41 +116,11 @@ def from_wire(message: generation_pb2.GenerationInput) -> GenerationInput:
 
 def constraint_from_wire(message: CheckRequest) -> Constraint | ConstraintId:
     """Parse the constraint of a check.  Raises as `from_wire`, with its paths."""
-    _refuse_not_offered(message)
     return _constraint(message.constraint)
 
 
 def chat_messages(chat: generation_pb2.Chat) -> list[ChatMessage]:
     return [ChatMessage(message.role, message.content) for message in chat.messages]
-
-
-def _refuse_not_offered(message: Message) -> None:
-    for path, offered in NOT_OFFERED.items():
-        value = _value_at(message, path)
-        if value is not None and value not in offered:
-            raise Unsupported(
-                f"this server does not offer {path.rpartition('.')[2]}, got {_shown(value)}",
-                field=f"input.{path}",
-            )
-
-
-def _value_at(message: Message, path: str) -> Any:
-    """Return the value of a field, or None if it or a message around it is not set."""
-    *parents, name = path.split(".")
-    for parent in parents:
-        if not message.HasField(parent):
-            return None
-        message = getattr(message, parent)
-    field = message.DESCRIPTOR.fields_by_name[name]
-    value = getattr(message, name)
-    if field.has_presence:
-        return value if message.HasField(name) else None
-    return value if not field.is_repeated or value else None
-
-
-def _shown(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 100 else f"{text[:100]} ..."
 
 
 def _prompt(message: generation_pb2.GenerationInput) -> str | list[int] | list[ChatMessage]:
@@ -345,8 +304,8 @@ def _to_wire(given: GenerationInput) -> generation_pb2.GenerationInput:
         _put_constraint(given.params.constraint, message.constraint)
     if message.HasField("constraint") and not given.params.close_within_budget:
         message.constraint.options.truncation = constraint_pb2.TRUNCATION_MARK
-    if message.HasField("constraint") and given.params.jump_forward is JumpForward.OFF:
-        message.constraint.options.jump_forward = constraint_pb2.JUMP_FORWARD_OFF
+    if message.HasField("constraint") and given.params.jump_forward is not JumpForward.COMMIT:
+        message.constraint.options.jump_forward = _JUMPS_BACK[given.params.jump_forward]
     if given.params.constraint_after:
         message.constraint.options.after = given.params.constraint_after
     return message
