@@ -155,6 +155,31 @@ def test_a_complement_is_found_where_the_pattern_is_not(pattern: str) -> None:
         assert bool(re.search(other, text)) != bool(re.search(pattern, text)), text
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "^(?!a)b",
+        "^(?=.*b)a+",
+        "^(?!ab$)[ab]*$",
+        "^(?!(a|[)b]))(?=..)",
+        "^(?!.*aa).*$",
+        "^(?!a)",
+        "^(?=b)a",
+    ],
+)
+def test_look_aheads_at_the_beginning_are_carried_out(pattern: str) -> None:
+    other = patterns.without_looks(pattern)
+    assert "(?!" not in other
+    assert "(?=" not in other
+    for text in TEXTS:
+        assert bool(re.search(other, text)) == bool(re.search(pattern, text)), text
+
+
+@pytest.mark.parametrize("pattern", ["^(?!a)b|c", "a(?=b)", "(?=a)b", "^(?!a", "^(?<!a)b", "^a"])
+def test_other_patterns_are_left_as_they_are(pattern: str) -> None:
+    assert patterns.without_looks(pattern) == pattern
+
+
 def test_patterns_are_parted_into_every_way_to_be_found() -> None:
     both = ("^.{1,2}$", "a")
     found = patterns.parted(both)

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from schema_strategies import DRAFTS, LATEST, documents, instances, schemas
 
 from structgen.errors import ConstraintError, ConstraintTooLarge
-from structgen.grammar.schema import LLGUIDANCE, OUTLINES, XGRAMMAR, Dialect, Prepared, prepare
+from structgen.grammar.schema import (
+    LLGUIDANCE,
+    OUTLINES,
+    XGRAMMAR,
+    Dialect,
+    Prepared,
+    drafts,
+    prepare,
+)
+from structgen.grammar.schema.document import Document
 
 DIALECTS = [LLGUIDANCE, XGRAMMAR, OUTLINES]
 
@@ -48,6 +57,13 @@ def prepared_or_refused(schema: Any, dialect: Dialect) -> Prepared | ConstraintE
         raise
 
 
+def asserting(schema: dict[str, Any]) -> list[str]:
+    """Return the keywords of a schema that assert something, by the letter of its draft."""
+    draft = Document.of(json.dumps(schema)).draft("")
+    hidden = "$ref" in schema and draft.reference_hides_siblings
+    return [k for k in schema if drafts.asserts(draft, k) and (k == "$ref" or not hidden)]
+
+
 def require_agreement(schema: Any, dialect: Dialect, texts: list[Any]) -> None:
     """Require that both allow the same; what is given up may only make the rewritten allow more."""
     original = validator(schema)
@@ -56,6 +72,8 @@ def require_agreement(schema: Any, dialect: Dialect, texts: list[Any]) -> None:
         assume("defined by itself" not in prepared.message)
         assert not any(original.is_valid(text) for text in texts), prepared.message
         return
+    reported = {report.pointer for report in prepared.reports}
+    assert {f"/{keyword}" for keyword in asserting(schema)} <= reported
     other = rewritten(prepared)
     for text in texts:
         if prepared.unenforced and not original.is_valid(text):
@@ -249,6 +267,11 @@ REWRITES: dict[str, dict[str, Any]] = {
     "patterns with names in common": {
         "patternProperties": {"^[a-j]+$": {"type": "integer"}, "b": {"minimum": 1}},
         "additionalProperties": {"type": "string"},
+    },
+    "a look-ahead": {"pattern": "^(?!ab)(?=.?b)"},
+    "a look-ahead in names": {
+        "patternProperties": {"^(?!a)": {"type": "string"}},
+        "additionalProperties": {"type": "integer"},
     },
     "not a pattern": {"not": {"pattern": "^a|b$"}},
     "oneOf of patterns": {"oneOf": [{"pattern": "a"}, {"pattern": "^.$"}], "type": "string"},

@@ -70,7 +70,7 @@ def fields(keywords: Keywords) -> Iterator[Assertion]:
     rest = keywords.value("additionalProperties")
     tail = keywords.child("additionalProperties") if rest is not None else ()
     patterned = [
-        (regex, keywords.child("patternProperties", regex))
+        (patterns.without_looks(regex), keywords.child("patternProperties", regex))
         for regex in keywords.map("patternProperties")
     ]
     usable = [

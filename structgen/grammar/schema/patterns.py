@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -9,7 +10,7 @@ from structgen.grammar.schema import charset, language
 from structgen.grammar.schema.automaton import Automaton, TooLarge, shortest_common
 from structgen.grammar.schema.deterministic import Deterministic
 from structgen.grammar.schema.dialect import Dialect
-from structgen.grammar.schema.regex import RegexUnsupported, parse
+from structgen.grammar.schema.regex import Alternation, RegexError, RegexUnsupported, parse
 
 
 @lru_cache(maxsize=1024)
@@ -94,6 +95,53 @@ def parted(patterns: tuple[str, ...]) -> dict[tuple[bool, ...], str] | None:
     return texts if all(map(supported, texts.values())) else None
 
 
+@lru_cache(maxsize=1024)
+def without_looks(pattern: str) -> str:
+    """Return the pattern with the look-aheads that it begins with carried out, if that can be said:
+    ^(?!a)b is found where ^b is and ^a is not."""
+    looks, rest = _looks(pattern)
+    if not looks:
+        return pattern
+    wanted = (True, *(is_wanted for is_wanted, _ in looks))
+    try:
+        if isinstance(parse(rest), Alternation):  # the look-aheads are of its first option alone
+            return pattern
+        nodes = [language.whole(text) for text in (rest, *(text for _, text in looks))]
+        automata = [Automaton(node) for node in nodes if node is not None]
+        if len(automata) < len(nodes):
+            return pattern
+        node = Deterministic(automata).expression(wanted.__eq__)
+    except (RegexError, TooLarge):
+        return pattern
+    text = _NOWHERE if node is None else language.anchored(node)
+    return text if supported(text) else pattern
+
+
+def _looks(pattern: str) -> tuple[list[tuple[bool, str]], str]:
+    """Return the look-aheads that a pattern begins with, as patterns that have to be found (True)
+    or must not be, and the pattern without them."""
+    looks = []
+    rest = pattern[1:]
+    while pattern.startswith("^") and rest.startswith(("(?=", "(?!")):
+        end = _end_of_group(rest)
+        if end is None:
+            return [], pattern
+        looks.append((rest[2] == "=", f"^(?:{rest[3 : end - 1]})"))
+        rest = rest[end:]
+    return looks, f"^{rest}"
+
+
+def _end_of_group(text: str) -> int | None:
+    """Return where the group that a text begins with ends."""
+    depth = 0
+    for mark in _MARKS.finditer(text):
+        depth += {"(": 1, ")": -1}.get(mark[0], 0)
+        if depth == 0:
+            return mark.end()
+    return None
+
+
+_MARKS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|[()]", re.DOTALL)  # escapes and sets are passed over
 _NOWHERE = "$a"  # in no text
 
 

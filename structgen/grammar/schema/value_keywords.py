@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from structgen.grammar.schema import formats
+from structgen.grammar.schema import formats, patterns
 from structgen.grammar.schema.assertions import (
     Assertion,
     Bound,
@@ -71,7 +71,7 @@ def lengths(keywords: Keywords) -> Iterator[Assertion]:
 
 
 def pattern(keywords: Keywords) -> Iterator[Assertion]:
-    regex = str(keywords.value("pattern"))
+    regex = patterns.without_looks(str(keywords.value("pattern")))
     if keywords.supported(regex, keywords.at("pattern")):
         yield Pattern(regex=regex, places=keywords.places("pattern"))
     else:
