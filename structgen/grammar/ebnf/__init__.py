@@ -17,7 +17,7 @@ from structgen.grammar.ebnf.tree import Grammar
 __all__ = ["Grammar", "load", "to_gbnf", "to_regex"]
 
 
-@lru_cache(maxsize=8)  # AUTO asks one library after the other
+@lru_cache(maxsize=4)  # AUTO asks one library after the other
 def load(text: str, root: str) -> Grammar:
     """Parse and check.  Raises ConstraintError, ConstraintTooLarge."""
     grammar = parse(text, root)

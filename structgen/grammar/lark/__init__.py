@@ -27,7 +27,7 @@ from structgen.grammar.lark.parser import parse
 __all__ = ["load"]
 
 
-@lru_cache(maxsize=8)  # AUTO asks one library after the other
+@lru_cache(maxsize=4)  # AUTO asks one library after the other
 def load(text: str, start: str) -> Grammar:
     """Parse and check.  Raises ConstraintError, ConstraintTooLarge."""
     found = parse(text, start)
