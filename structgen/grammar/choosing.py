@@ -174,9 +174,8 @@ class Backends:
 
     def _require_pace(self, chosen: Chosen) -> None:
         constraint = chosen.recipe.constraint
-        # llguidance counts its steps, and the masks of schemas and choices are quick.
-        ambiguous = isinstance(constraint, Ebnf | Lark | Regex | StructuralTag)
-        if ambiguous and chosen.backend.name == Backend.XGRAMMAR:
+        # The masks of schemas and choices are quick.
+        if isinstance(constraint, Ebnf | Lark | Regex | StructuralTag):
             require_pace(chosen.backend, chosen.grammar, self.vocabulary, field_of(constraint))
 
     def _candidates(self, constraint: Constraint) -> Iterator[GrammarBackend]:

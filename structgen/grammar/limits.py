@@ -30,6 +30,7 @@ MAX_GRAMMAR_RULES = 5_000
 MAX_GRAMMAR_DEPTH = 100  # nested groups
 MAX_GRAMMAR_REPETITION = 100_000
 MAX_GRAMMAR_COPIES = 10_000_000  # of one part, by repetitions in each other
+MAX_GRAMMAR_LEXEMES = 256 * 1024  # characters of a grammar that is written character by character
 MAX_GRAMMAR_REGEX = 64 * 1024  # characters of a grammar that is written as one regex
 
 # Of a structural tag.

@@ -1,7 +1,8 @@
-"""Constraints through llguidance: schemas, any JSON object, regexes, choices, regular grammars.
+"""Constraints through llguidance: schemas, any JSON object, regexes, choices, grammars.
 
-Other grammars are not among them: its lexer takes the longest terminal, so that a terminal which
-may end before the next one begins with what could continue it loses texts of the language.
+A grammar is given as one regular expression if it is regular, else character by character: its
+lexer takes the longest terminal, so that a terminal which may end before the next one begins with
+what could continue it would lose texts of the language.
 
 Traps of llguidance 1.9 that this file closes:
 
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Sequence
 
 import llguidance
@@ -42,7 +44,7 @@ from structgen.constraints import (
     StructuralTag,
     Whitespace,
 )
-from structgen.errors import ConfigError, ConstraintError
+from structgen.errors import BeyondBackend, ConfigError, ConstraintError
 from structgen.grammar.base import (
     CompiledConstraint,
     GrammarBackend,
@@ -53,10 +55,11 @@ from structgen.grammar.base import (
     field_of,
     require_a_start,
 )
-from structgen.grammar.ebnf import to_regex
+from structgen.grammar.ebnf import Grammar, to_lexemes, to_regex
 from structgen.grammar.ecma_regex import Style, escape, translate
 from structgen.grammar.guard import TextGuard, TextWatch, json_automaton
 from structgen.grammar.notations import grammar_of
+from structgen.grammar.pace import Pace
 from structgen.grammar.schema import escapes
 from structgen.grammar.schema.values import JsonValue
 from structgen.grammar.unique_names import Names, NameWatch, names_are_open
@@ -111,9 +114,12 @@ class LLGuidanceBackend(GrammarBackend):
         # from another busy thread takes milliseconds then.
         for matcher, row in zip(matchers, rows, strict=True):
             assert isinstance(matcher, LLGuidanceMatcher)
+            matcher.pace.require()
+            began = time.thread_time()
             matcher.handle.unsafe_compute_mask_ptr(address + row * row_bytes, row_bytes)
             _require_health(matcher.handle)
             matcher.watch.restrict(words[row])
+            matcher.pace.charge(time.thread_time() - began)
         words[rows, self._end >> 5] &= ~np.uint32(1 << (self._end & 31)).view(np.int32)
 
     def _watch(self, constraint: Constraint) -> Watch:
@@ -143,9 +149,12 @@ class LLGuidanceCompiled(CompiledConstraint):
 
 
 class LLGuidanceMatcher(Matcher):
-    def __init__(self, handle: llguidance.LLMatcher, end: int, watch: Watch) -> None:
+    def __init__(
+        self, handle: llguidance.LLMatcher, end: int, watch: Watch, pace: Pace | None = None
+    ) -> None:
         self.handle = handle
         self.watch = watch
+        self.pace = pace or Pace()
         self._end = end
 
     def accept(self, token: int) -> None:
@@ -174,7 +183,9 @@ class LLGuidanceMatcher(Matcher):
         return count == len(tokens) + 1 and self._may_be_completed_by(tokens)
 
     def fork(self) -> LLGuidanceMatcher:
-        return LLGuidanceMatcher(self.handle.deep_copy(), self._end, self.watch.fork())
+        return LLGuidanceMatcher(
+            self.handle.deep_copy(), self._end, self.watch.fork(), self.pace.copy()
+        )
 
     def _may_be_completed_by(self, tokens: Sequence[int]) -> bool:
         watch = self.watch.fork()
@@ -221,7 +232,14 @@ def _grammar(constraint: Constraint) -> str:
         case StructuralTag():
             raise ValueError("llguidance does not take structural tags")
         case Ebnf() | Lark():
-            return _regex_grammar(to_regex(grammar_of(constraint), Style.RUST).text)
+            return _context_free(grammar_of(constraint))
+
+
+def _context_free(grammar: Grammar) -> str:
+    try:
+        return _regex_grammar(to_regex(grammar, Style.RUST).text)
+    except BeyondBackend:
+        return f"{_NO_FORCING}{to_lexemes(grammar)}"
 
 
 def _regex_grammar(text: str) -> str:
@@ -264,8 +282,9 @@ def _require_health(handle: llguidance.LLMatcher) -> None:
 
 def _reason(error: str, stop_reason: str) -> str:
     """Keep what a client can use of an error message."""
-    if stop_reason == "NoExtensionBias":
-        return "the constraint matches no text that this vocabulary can spell"
     text = re.split(r"\n?<(?:backtrace|non-verbose/|state|grammar)>|\n +\d+ \| ", error)[0]
     prefix = r"^(at \d+\(\d+\): )?(failed to compile JSON schema: |panic: )?"
-    return re.sub(prefix, "", text.strip()) or f"llguidance stopped: {stop_reason}"
+    reason = re.sub(prefix, "", text.strip())
+    if "NoExtensionBias" in (stop_reason, reason):
+        return "the constraint matches no text that this vocabulary can spell"
+    return reason or f"llguidance stopped: {stop_reason}"

@@ -1,8 +1,9 @@
 """How fast masks must come.
 
 A grammar that can divide a text in many ways ("([a-z]{1,10} " "?){1,40}" cuts a word anywhere) may
-make xgrammar follow them all, for seconds a mask, on the loop thread, while every other request
-waits.  So it is tried before it is taken; and a request whose masks turn out to be slow is ended.
+make a library follow them all, xgrammar for seconds a mask, on the loop thread, while every other
+request waits.  So it is tried before it is taken; and a request whose masks turn out to be slow is
+ended.
 """
 
 from __future__ import annotations
@@ -12,7 +13,13 @@ import time
 
 from structgen.errors import ConstraintTooLarge
 from structgen.grammar import bitmask
-from structgen.grammar.base import CompiledConstraint, GrammarBackend, TooSlow, Vocabulary
+from structgen.grammar.base import (
+    CompiledConstraint,
+    GrammarBackend,
+    GrammarError,
+    TooSlow,
+    Vocabulary,
+)
 
 # Seconds on the processor.  Masks of grammars that are not ambiguous were seen to take up to 0.05.
 MAX_MASK_S = 0.25
@@ -22,6 +29,8 @@ MAX_OVERDRAFT_S = 1.0  # what all masks of a text may take beyond the usual
 TRIED_TEXTS = 2
 TRIED_TOKENS = 12
 AMONG = 8  # tokens, of which the longest is taken: it can be divided in most ways
+
+_AMBIGUOUS = "the constraint is too ambiguous"
 
 
 class Pace:
@@ -41,8 +50,8 @@ class Pace:
         """Raises TooSlow: they have taken too long."""
         if self._slowest > MAX_MASK_S or self._overdraft > MAX_OVERDRAFT_S:
             raise TooSlow(
-                "the constraint is too ambiguous: what may come next took up to "
-                f"{self._slowest:.2f} s to find, the limit is {MAX_MASK_S} s"
+                f"{_AMBIGUOUS}: what may come next took up to {self._slowest:.2f} s to find, "
+                f"the limit is {MAX_MASK_S} s"
             )
 
     def copy(self) -> Pace:
@@ -66,8 +75,9 @@ def require_pace(
                 matcher.forced()
                 pace.charge(time.thread_time() - began)
                 pace.require()
-            except TooSlow as error:
-                raise ConstraintTooLarge(str(error), field=field) from None
+            except GrammarError as error:  # a limit of a library, or ours
+                reason = str(error) if isinstance(error, TooSlow) else f"{_AMBIGUOUS}: {error}"
+                raise ConstraintTooLarge(reason, field=field) from None
             token = _longest_of_some(words[0], vocabulary, rng)
             if token is None:
                 break

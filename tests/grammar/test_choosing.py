@@ -34,9 +34,9 @@ def backends() -> Backends:
         (Regex("[a-z]+"), "llguidance"),
         (Choice(("yes", "no")), "llguidance"),
         (Ebnf('root ::= "a"+'), "llguidance"),
-        (Ebnf('root ::= "a" root "b" | "c"'), "xgrammar"),
+        (Ebnf('root ::= "a" root "b" | "c"'), "llguidance"),
         (Lark('start: start "a" | "b"'), "llguidance"),
-        (Lark('start: "a" start "b" | "c"'), "xgrammar"),
+        (Lark('start: "a" start "b" | "c"'), "llguidance"),
         (
             StructuralTag('{"type":"structural_tag","format":{"type":"any_text"}}'),
             "xgrammar",
@@ -93,4 +93,4 @@ def test_the_reason_is_not_that_one_library_takes_no_such_grammar() -> None:
 def test_a_named_library_says_that_it_takes_no_such_grammar(backends: Backends) -> None:
     grammar = 'root ::= "a" root "b" | "c"'
     with pytest.raises(BeyondBackend, match="1:14: the rule 'root' is recursive"):
-        backends.compile(Ebnf(grammar, backend=Backend.LLGUIDANCE))
+        backends.compile(Ebnf(grammar, backend=Backend.OUTLINES_CORE))

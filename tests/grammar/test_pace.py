@@ -16,6 +16,7 @@ from structgen.grammar.base import (
     CompiledConstraint,
     GrammarBackend,
     Matcher,
+    Native,
     TooSlow,
     Vocabulary,
 )
@@ -56,7 +57,10 @@ class Slow(GrammarBackend, CompiledConstraint):
     def supports(self, constraint: Constraint) -> bool:
         return True
 
-    def compile(self, constraint: Constraint) -> Slow:
+    def translate(self, constraint: Constraint) -> Native:
+        return Native("")
+
+    def compile_native(self, constraint: Constraint, native: Native) -> Slow:
         return self
 
     def new_matcher(self) -> Counting:
