@@ -57,6 +57,8 @@ class Answer(msgspec.Struct, frozen=True):
     reason: str
     forwards: int
     forced: int
+    drafted: int
+    accepted: int
     first_s: float
     last_s: float
 
@@ -100,6 +102,8 @@ async def ask(client: AsyncClient, item: Item, params: SamplingParams) -> Answer
         piece.finish.reason,
         piece.usage.forwards,
         piece.usage.forced_tokens,
+        piece.usage.drafted_tokens,
+        piece.usage.accepted_tokens,
         first - sent,
         ended - sent,
     )
@@ -251,8 +255,11 @@ def _is_valid(answer: Answer) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def server(given: argparse.Namespace) -> AsyncIterator[str]:
-    """Give the address of the server: that of --target, or of one that is started and stopped."""
+async def server(given: argparse.Namespace, *options: str) -> AsyncIterator[str]:
+    """Give the address of the server: that of --target, or of one that is started and stopped.
+
+    options: more of `structgen serve`, for the latter.
+    """
     if given.target:
         yield given.target
         return
@@ -262,6 +269,7 @@ async def server(given: argparse.Namespace) -> AsyncIterator[str]:
         *("--model", given.model, "--log-level", "WARNING"),
         *(("--threads", str(given.threads)) if given.threads else ()),
         *(("--attention", given.attention) if given.attention else ()),
+        *options,
         stdout=asyncio.subprocess.PIPE,
     )
     try:
