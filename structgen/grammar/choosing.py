@@ -129,7 +129,9 @@ class Backends:
         refusals: list[ConstraintError] = []
         for backend in self._candidates(constraint):
             try:
-                return self.build(_recipe(backend, constraint))
+                chosen = self.build(_recipe(backend, constraint))
+                self._require_pace(chosen)
+                return chosen
             except ConstraintError as refusal:
                 refusals.append(refusal)
         # The first candidate is the one that takes most: its reason says most, unless it is only
@@ -155,13 +157,9 @@ class Backends:
         return Chosen(backend, grammar, recipe, exit)
 
     def explored(self, chosen: Chosen) -> Chosen:
-        """Return it with the shortest way through a text that is found (some milliseconds).
-
-        Raises ConstraintTooLarge: finding out what may come next takes too long.
-        """
+        """Return it with the shortest way through a text that is found (some milliseconds)."""
         if chosen.exit is None:
             return chosen
-        self._require_pace(chosen)
         start = Walk(chosen.backend, chosen.grammar.new_matcher(), chosen.exit, self._full)
         shortest = self.closer.way_out(start, MAX_SHORTEST)
         start = Walk(chosen.backend, chosen.grammar.new_matcher(), chosen.exit, self._full)

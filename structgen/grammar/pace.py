@@ -11,12 +11,13 @@ from __future__ import annotations
 import random
 import time
 
-from structgen.errors import ConstraintTooLarge
+from structgen.errors import BeyondBackend
 from structgen.grammar import bitmask
 from structgen.grammar.base import (
     CompiledConstraint,
     GrammarBackend,
     GrammarError,
+    Matcher,
     TooSlow,
     Vocabulary,
 )
@@ -63,25 +64,32 @@ class Pace:
 def require_pace(
     backend: GrammarBackend, compiled: CompiledConstraint, vocabulary: Vocabulary, field: str
 ) -> None:
-    """Try some texts.  Raises ConstraintTooLarge: masks take too long."""
+    """Try some texts.  Raises BeyondBackend: masks take too long, or more than there is."""
     rng = random.Random(0)
+    try:
+        for _ in range(TRIED_TEXTS):
+            _try_text(backend, compiled.new_matcher(), vocabulary, rng)
+    except GrammarError as error:  # a limit of a library, or ours
+        reason = str(error) if isinstance(error, TooSlow) else f"{_AMBIGUOUS}: {error}"
+        raise BeyondBackend(reason, field=field) from None
+
+
+def _try_text(
+    backend: GrammarBackend, matcher: Matcher, vocabulary: Vocabulary, rng: random.Random
+) -> None:
+    """Raises GrammarError."""
     words = bitmask.allocate(1, vocabulary.size)
-    for _ in range(TRIED_TEXTS):
-        matcher, pace = compiled.new_matcher(), Pace()
-        for _ in range(TRIED_TOKENS):
-            began = time.thread_time()
-            try:
-                backend.fill([matcher], words, [0])
-                matcher.forced()
-                pace.charge(time.thread_time() - began)
-                pace.require()
-            except GrammarError as error:  # a limit of a library, or ours
-                reason = str(error) if isinstance(error, TooSlow) else f"{_AMBIGUOUS}: {error}"
-                raise ConstraintTooLarge(reason, field=field) from None
-            token = _longest_of_some(words[0], vocabulary, rng)
-            if token is None:
-                break
-            matcher.accept(token)
+    pace = Pace()
+    for _ in range(TRIED_TOKENS):
+        began = time.thread_time()
+        backend.fill([matcher], words, [0])
+        matcher.forced()
+        pace.charge(time.thread_time() - began)
+        pace.require()
+        token = _longest_of_some(words[0], vocabulary, rng)
+        if token is None:
+            return
+        matcher.accept(token)
 
 
 def _longest_of_some(row: bitmask.Words, vocabulary: Vocabulary, rng: random.Random) -> int | None:
