@@ -65,7 +65,7 @@ def test_no_text_takes_long_however_ambiguous_it_is() -> None:
     grammar = load('root ::= ((("a" | "b"?)* "c"?){1,90} | ("a" "b"?){1,300}){1,300} "x"', "root")
     completion = Completion(grammar)
     text = ""
-    for character in "abcabacab" * 3:
+    for character in "abcabacabcab":
         text += character
         started = time.thread_time()
         with contextlib.suppress(TooLarge):
