@@ -21,6 +21,7 @@ import msgspec
 
 from structgen import logs
 from structgen.config import ResolvedConfig
+from structgen.engine.answers import Answers
 from structgen.engine.drafts import Drafts
 from structgen.engine.kv import KVManager
 from structgen.engine.request import Request
@@ -34,7 +35,8 @@ from structgen.errors import (
 )
 from structgen.grammar.checks import Judged
 from structgen.grammar.compiler import Compiled
-from structgen.grammar.manager import Casualty, GrammarManager, Place
+from structgen.grammar.manager import GrammarManager
+from structgen.grammar.masks import Casualty, Place
 from structgen.logprobs import TokenLogprobs
 from structgen.messages import (
     Abort,
@@ -98,7 +100,8 @@ class EngineCore:
         self.overlap = overlap
         self._kv = KVManager(config.num_blocks, config.block_size, salt=salt)
         self.scheduler = Scheduler(config, self._kv)
-        self._drafts = Drafts(enabled=config.drafts)
+        drafts = Drafts(enabled=config.drafts)
+        self._answers = Answers(self.scheduler, grammars, drafts)
         self._deadlines: list[tuple[float, str]] = []
         self._samples: dict[str, list[Request]] = {}  # by message id, those that have not ended
         self._sequence = 0
@@ -150,7 +153,7 @@ class EngineCore:
             notify = partial(self.inbox.put, over) if compiling else None
             self._executor.execute_model(plan, notify)
         mask_began = time.perf_counter()
-        mask, casualties = self._grammars.fill(
+        mask, casualties = self._grammars.masks.fill(
             places, partial(self._await, compiling, over) if self.overlap else None
         )
         mask_s = time.perf_counter() - mask_began
@@ -216,50 +219,15 @@ class EngineCore:
         """Advance grammar and request by sampled tokens and report them."""
         before = len(request.tokens)
         try:
-            fate = self._append_verified(request, row.drafts, output.token_ids, casualty)
+            fate = self._answers.take(request, row.drafts, output.token_ids, casualty)
         except StructgenError as error:
             self._fail(request, error)
             return
         new_ids = request.tokens[before:]
         if fate is not None:
-            self._bury(request, fate, new_ids)
+            self._bury(request, fate, new_ids, output.logprobs[: len(new_ids)])
         elif new_ids or request.finish is not None:
             self._report(request, new_ids, output.logprobs[: len(new_ids)])
-
-    def _append_verified(
-        self, request: Request, drafts: list[int], sampled: list[int], casualty: Casualty | None
-    ) -> Casualty | None:
-        """Commit what was sampled, as far as the drafts before it were right, and what is forced.
-
-        Returns the casualty if it has come true.
-        """
-        kept = 0
-        for token in sampled:
-            if casualty is not None and casualty.place == kept:
-                return casualty
-            if request.first_token_at is None:
-                request.first_token_at = time.monotonic()
-            known = len(request.tokens)
-            if self._append_one(request, token) or len(request.tokens) == known:
-                break  # it has ended, or goes another way
-            right = kept < len(drafts) and drafts[kept] == token
-            if right:
-                self.scheduler.keep_draft(request)
-                kept += 1
-            if self._jump(request) or not right:
-                break
-        request.confidence.judged(len(drafts), kept)
-        request.drafts = self._guess(request)
-        return None
-
-    def _guess(self, request: Request) -> list[int]:
-        """Return what may come next: for certain, but for its spelling, or by experience."""
-        if not request.may_draft:
-            return []
-        if request.guesses_forced and (forced := self._grammars.forced(request)):
-            return forced[: request.limit - len(request.tokens) - 1]
-        drafts = self._drafts.propose(request, self.scheduler.num_running)
-        return self._grammars.legal(request, drafts) if drafts else []
 
     def _report(
         self,
@@ -287,36 +255,8 @@ class EngineCore:
             )
         )
         if ended:
-            if request.accepting or request.finish is FinishReason.CONSTRAINT_COMPLETE:
-                self._drafts.learn(request)
+            self._answers.ended(request)
             self._forget(request)
-
-    def _append_one(self, request: Request, token: int) -> bool:
-        """Commit a sampled token, or what completes the text in time; True: nothing may follow."""
-        is_stop = token in request.stop_ids
-        if not is_stop and not self._grammars.affords(request, token):
-            self._close(request, request.limit_reason)
-            return True
-        complete = not is_stop and self._grammars.accept(request, token)
-        request.append(token)
-        if request.is_led_out:
-            request.finish, request.closed = request.limit_reason, True
-        elif complete:
-            request.finish = FinishReason.CONSTRAINT_COMPLETE
-        return request.finish is not None
-
-    def _jump(self, request: Request) -> bool:
-        """Append what comes next whatever is sampled; whether there was any."""
-        goes_on = request.jumps and request.finish is None
-        forced = self._grammars.forced(request) if goes_on else []
-        for token in forced:
-            before = len(request.tokens)
-            ended = self._append_one(request, token)
-            if not request.closed:
-                request.forced_tokens += len(request.tokens) - before
-            if ended:
-                break
-        return bool(forced)
 
     def _begin(self, request: Request) -> None:
         """Report what an answer begins with whatever is sampled, once its constraint is ready."""
@@ -324,34 +264,12 @@ class EngineCore:
             return  # they come with the first tokens, and take a forward
         before = len(request.tokens)
         try:
-            self._jump(request)
+            self._answers.begin(request)
         except StructgenError as error:
             self._fail(request, error)
             return
-        request.drafts = self._guess(request)
         if len(request.tokens) > before or request.finish is not None:
             self._report(request, request.tokens[before:], [])
-
-    def _close(self, request: Request, reason: FinishReason) -> None:
-        """Complete the text of a request that has a way out, and end it.
-
-        The tokens of the way need no forward, since nothing is sampled after them.  If their log
-        probabilities are wanted they do: then each is sampled, with nothing else allowed, from
-        here on, the first in place of what was sampled last.
-        """
-        way = self._grammars.way_out(request)
-        assert way is not None, f"{request.id} has no way out"
-        if request.params.logprobs is not None and way:
-            self._grammars.follow(request)
-            self.scheduler.redo(request)
-        else:
-            self._complete(request, way, reason)
-
-    def _complete(self, request: Request, way: list[int], reason: FinishReason) -> None:
-        for token in way:
-            self._grammars.accept(request, token)
-            request.append(token)
-        request.finish, request.closed = reason, True
 
     # -- beginnings and ends ----------------------------------------------------------------
 
@@ -466,21 +384,27 @@ class EngineCore:
                     self._end_in_time(request)
 
     def _end_in_time(self, request: Request) -> None:
-        """End a request with the answer so far, completed if that takes no forward."""
         before = len(request.tokens)
-        request.finish = FinishReason.TIME_LIMIT
-        if request.matcher is not None and request.params.logprobs is None:
-            way = self._grammars.way_out(request)
-            if way:
-                self._complete(request, way, FinishReason.TIME_LIMIT)
+        try:
+            self._answers.complete(request, FinishReason.TIME_LIMIT)
+        except StructgenError as error:
+            self._fail(request, error)
+            return
         self._report(request, request.tokens[before:], [])
 
-    def _bury(self, request: Request, casualty: Casualty, new_ids: list[int]) -> None:
+    def _bury(
+        self,
+        request: Request,
+        casualty: Casualty,
+        new_ids: list[int],
+        logprobs: list[TokenLogprobs],
+    ) -> None:
+        """End a request that no token is left to."""
         if casualty.error is not None:
             self._fail(request, casualty.error)
             return
         request.finish = FinishReason.DEAD_END
-        self._report(request, new_ids, [], casualty.detail)
+        self._report(request, new_ids, logprobs, casualty.detail)
 
     def _fail(self, request: Request, error: StructgenError) -> None:
         """End a request, with all its samples, by an error; its neighbours go on."""

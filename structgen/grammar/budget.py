@@ -56,7 +56,7 @@ class Budget:
         way = self._way_after(token, left, closer, walk)
         if way is None and self.way is None:
             self.way = self._look(walk(), left + 1, closer)
-        if way is None and self.way is not None:
+        if way is None and self.way is not None and left < 2 * (len(self.way) + RESERVE):
             return False
         self.way = way
         self._look_at = self._next_look(left)

@@ -1,10 +1,6 @@
 """The grammar side of a step: constraints become matchers, matchers become masks.
 
-Loop thread only; while the device computes, `fill` prepares the one mask of the step.  A mask row
-folds together all that is hard about a logits row: the grammar, which stop ids may end it now, the
-allowed ids, and the bad words that would be completed.
-Rows without a restriction have none.  The mask buffer is reused: it may be refilled only after the
-previous `sample_tokens` returned.
+Loop thread only; while the device computes, `masks.fill` prepares the masks of the step.
 """
 
 from __future__ import annotations
@@ -12,95 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import takewhile
-from typing import Protocol
-
-import msgspec
-import numpy as np
 
 from structgen.constraints import FIELD, Constraint
 from structgen.errors import ConstraintTooLarge, InternalError, InvalidRequest, StructgenError
-from structgen.grammar import bitmask, gate
-from structgen.grammar.base import GrammarBackend, GrammarError, Matcher, TooSlow
+from structgen.grammar import bitmask
+from structgen.grammar.base import GrammarError, TooSlow
 from structgen.grammar.budget import Budget
 from structgen.grammar.checks import Checks, Judged
 from structgen.grammar.choosing import Backends
 from structgen.grammar.compiler import Compiled, Compiler
+from structgen.grammar.constrained import Constrained, backend_of, matcher_of
 from structgen.grammar.filters import TokenFilter
 from structgen.grammar.gate import GatedMatcher, Gates
 from structgen.grammar.jump import Encode, Jumper
+from structgen.grammar.masks import Masks
 from structgen.grammar.pieces import Pieces
 from structgen.grammar.walk import UNKNOWN, Walk
 from structgen.grammar.workshop import LocalWorkshop, Workshop
-from structgen.marker import Marker
-from structgen.messages import ConstraintInfo
-from structgen.params import SamplingParams
-from structgen.plan import TokenBitmask
-
-
-class Constrained(Protocol):
-    """What the manager knows of a request; it writes the first five."""
-
-    matcher: Matcher | None
-    compiling: bool
-    constraint_info: ConstraintInfo | None
-    filter: TokenFilter | None
-    budget: Budget | None
-    id: str
-    params: SamplingParams
-    marker: Marker | None
-    bad_sequences: list[list[int]]
-    num_prompt: int
-    stop_ids: frozenset[int]
-    min_length: int
-    limit: int
-    tokens: list[int]
-
-    @property
-    def jumps(self) -> bool:
-        """Whether it is to be given forced text unasked."""
-
-
-class Casualty(msgspec.Struct, frozen=True):
-    """A request for which no mask can be made.
-
-    error None: a dead end, every token is ruled out; `detail` names the masks that did it.
-    place: behind how many drafts; it comes true only if all of these do.
-    """
-
-    request_id: str
-    detail: str
-    error: StructgenError | None = None
-    place: int = 0
-
-
-class Place(msgspec.Struct, frozen=True):
-    """Where a request is sampled: from which logits row on, and what is guessed to come there."""
-
-    request: Constrained
-    logit: int
-    drafts: list[int]
-
-
-class _MaskRows:
-    """Rows of the buffer as they are given to logits rows."""
-
-    def __init__(self, words: bitmask.Words) -> None:
-        self._words = words
-        self._logits: list[int] = []
-
-    def take(self, logits: Sequence[int]) -> bitmask.Words:
-        """Return int32 [len(logits), W] of zeros for these logits rows."""
-        start = len(self._logits)
-        self._logits += logits
-        return self._words[start : len(self._logits)]
-
-    def bitmask(self) -> TokenBitmask:
-        words = self._words[: len(self._logits)]
-        logits = np.array(self._logits, dtype=np.int32)
-        if (np.diff(logits) < 0).any():
-            order = np.argsort(logits)
-            words, logits = words[order], logits[order]
-        return TokenBitmask(words, logits)
 
 
 class GrammarManager:
@@ -139,11 +63,7 @@ class GrammarManager:
         self._jumper = Jumper(pieces, encode) if encode is not None else None
         self.checks = Checks(self._compiler, workshop, post, max_pending=queue_length)
         self._waiting: dict[Constraint, list[Constrained]] = {}
-        self._stop_sets: dict[frozenset[int], bitmask.TokenSet] = {}
-        self._words = bitmask.allocate(1, vocab_size)
-        self._scratch = bitmask.allocate(1, vocab_size)
-        # Masks that `accept` had to look at already, by request id, for the next `fill`.
-        self._peeked: dict[str, bitmask.Words] = {}
+        self.masks = Masks(backends, vocab_size)
         self._full = bitmask.full(vocab_size)
 
     @property
@@ -183,7 +103,7 @@ class GrammarManager:
 
     def forget(self, request: Constrained) -> None:
         """Drop a finished or aborted request, and its compile if nobody else waits for it."""
-        self._peeked.pop(request.id, None)
+        self.masks.forget(request.id)
         constraint = request.params.constraint
         if constraint is None or not request.compiling:
             return
@@ -199,70 +119,6 @@ class GrammarManager:
         constraint = self.checks.forget(check_id)
         if constraint is not None and constraint not in self._waiting:
             self._compiler.cancel(constraint)
-
-    def fill(
-        self, places: Sequence[Place], wait: Callable[[], None] | None = None
-    ) -> tuple[TokenBitmask, list[Casualty]]:
-        """Make the masks of a step.
-
-        places: who is sampled, in the order of the logits, at each behind the tokens and behind
-        each of the drafts.  wait: called once the masks of those that are ready are made; may make
-        others ready.  Those that still compile then have no mask.
-        Every mask row that is returned allows at least one token: for a casualty, any; what is
-        drawn for it is thrown away.  Leaves every matcher where it was.
-        """
-        rows = _MaskRows(self._buffer(sum(1 + len(place.drafts) for place in places)))
-        waiting = [place for place in places if place.request.compiling]
-        ready = [place for place in places if not place.request.compiling]
-        casualties = self._fill(ready, rows)
-        if waiting and wait is not None:
-            wait()
-            ready = [place for place in waiting if not place.request.compiling]
-            casualties += self._fill(ready, rows)
-        return rows.bitmask(), casualties
-
-    def _fill(self, places: Sequence[Place], rows: _MaskRows) -> list[Casualty]:
-        """Make the masks of those that are restricted."""
-        masked = [place for place in places if self._is_restricted(place.request)]
-        requests = [place.request for place in masked]
-        words = rows.take([place.logit for place in masked])
-        casualties = self._fill_grammars(requests, words)
-        for request, row in zip(requests, words, strict=True):
-            self._fold(request, row)
-            if not row.any():
-                casualties.append(Casualty(request.id, _dead_end(request)))
-        broken = {casualty.request_id for casualty in casualties}
-        for place, row in zip(masked, words, strict=True):
-            if place.request.id in broken:
-                row[:] = self._full
-            elif place.drafts:
-                casualties += self._fill_behind_drafts(place, rows)
-        return casualties
-
-    def _fill_behind_drafts(self, place: Place, rows: _MaskRows) -> list[Casualty]:
-        """Make the masks behind each draft of a request."""
-        request, matcher = place.request, _matcher_of(place.request)
-        words = rows.take([place.logit + 1 + i for i in range(len(place.drafts))])
-        backend = self._backends.get(_backend_of(request))
-        accepted = 0
-        try:
-            for index, draft in enumerate(place.drafts):
-                matcher.accept(draft)
-                accepted += 1
-                gate.fill(backend, [matcher], words, [index])
-                row = words[index]
-                row &= self._full
-                self._fold(request, row)
-                if not row.any():
-                    row[:] = self._full
-                    return [Casualty(request.id, _dead_end(request), place=accepted)]
-        except GrammarError as error:
-            words[max(accepted - 1, 0) :] = self._full
-            failure = InternalError(f"no mask for the constraint: {error}")
-            return [Casualty(request.id, failure.message, failure, place=accepted)]
-        finally:
-            matcher.rollback(accepted)
-        return []
 
     def legal(self, request: Constrained, drafts: list[int]) -> list[int]:
         """Return how many of the drafts could be what comes next, one after the other.
@@ -293,10 +149,10 @@ class GrammarManager:
         """
         if request.matcher is None:
             return False
-        self._peeked.pop(request.id, None)  # of the place before
+        self.masks.forget(request.id)  # of the place before
         try:
             request.matcher.accept(token)
-            return request.matcher.accepting and self._is_at_end(request)
+            return request.matcher.accepting and self.masks.is_at_end(request)
         except TooSlow as error:
             raise ConstraintTooLarge(str(error), field=FIELD) from None
         except GrammarError as error:
@@ -341,8 +197,8 @@ class GrammarManager:
     def _walk(self, request: Constrained) -> Walk:
         restricted = request.filter is not None or bool(request.params.stop_token_ids)
         return Walk(
-            self._backends.get(_backend_of(request)),
-            _matcher_of(request),
+            self._backends.get(backend_of(request)),
+            matcher_of(request),
             request.budget.exit if request.budget is not None else UNKNOWN,
             self._full,
             request.tokens,
@@ -351,7 +207,7 @@ class GrammarManager:
         )
 
     def _rule_out(self, request: Constrained, row: bitmask.Words, tokens: Sequence[int]) -> None:
-        self._stop_set(request.stop_ids).ban(row)
+        self.masks.stop_set(request.stop_ids).ban(row)
         if request.filter is not None:
             request.filter.apply(row, tokens, request.num_prompt)
 
@@ -372,115 +228,6 @@ class GrammarManager:
         request.compiling = False
         request.constraint_info = compiled.info(constraint, cached=cached)
 
-    def _is_restricted(self, request: Constrained) -> bool:
-        if request.matcher is not None or request.filter is not None:
-            return True
-        return len(request.tokens) < request.min_length and bool(request.stop_ids)
-
-    def _buffer(self, rows: int) -> bitmask.Words:
-        """Return the first `rows` rows of the reused buffer, all zero."""
-        if rows > len(self._words):
-            self._words = bitmask.allocate(2 * rows, self._vocab_size)
-        words = self._words[:rows]
-        words[:] = 0
-        return words
-
-    def _fill_grammars(
-        self, requests: Sequence[Constrained], words: bitmask.Words
-    ) -> list[Casualty]:
-        """Fill rows from matchers, in one call for each library; other rows allow everything."""
-        by_backend: dict[str, list[int]] = {}
-        for row, request in enumerate(requests):
-            if request.matcher is None:
-                words[row] = self._full
-            elif request.id in self._peeked:
-                words[row] = self._peeked.pop(request.id)
-            else:
-                by_backend.setdefault(_backend_of(request), []).append(row)
-        casualties: list[Casualty] = []
-        for name, rows in by_backend.items():
-            casualties += self._fill_rows(self._backends.get(name), requests, words, rows)
-        words &= self._full
-        return casualties
-
-    def _fill_rows(
-        self,
-        backend: GrammarBackend,
-        requests: Sequence[Constrained],
-        words: bitmask.Words,
-        rows: list[int],
-    ) -> list[Casualty]:
-        """Fill rows of one library.  If it fails, find out for which row, one by one."""
-        try:
-            gate.fill(backend, [_matcher_of(requests[row]) for row in rows], words, rows)
-        except Exception as error:
-            if len(rows) > 1:
-                return [
-                    casualty
-                    for row in rows
-                    for casualty in self._fill_rows(backend, requests, words, [row])
-                ]
-            failure: StructgenError = InternalError(f"no mask for the constraint: {error}")
-            if isinstance(error, TooSlow):
-                failure = ConstraintTooLarge(str(error), field=FIELD)
-            words[rows[0]] = self._full
-            return [Casualty(requests[rows[0]].id, failure.message, failure)]
-        return []
-
-    def _fold(self, request: Constrained, row: bitmask.Words) -> None:
-        """Fold into a grammar's row the stop ids, exactly where it may end, and the filter.
-
-        min_tokens yields to a grammar that is complete and lets nothing else follow.
-        """
-        if request.budget is not None and request.budget.following:
-            assert request.budget.way, f"{request.id} has been completed"
-            row[:] = 0
-            bitmask.TokenSet(request.budget.way[:1]).allow(row)
-            return
-        stops = self._stop_set(request.stop_ids)
-        stops.ban(row)
-        self._filter(request, row)
-        complete = request.matcher is not None and request.matcher.accepting
-        may_end = complete or request.matcher is None
-        enough = len(request.tokens) >= request.min_length
-        if may_end and (enough or (complete and not row.any())):
-            stops.allow(row)
-            self._filter(request, row)
-
-    def _filter(self, request: Constrained, row: bitmask.Words) -> None:
-        if request.filter is not None:
-            request.filter.apply(row, request.tokens, request.num_prompt)
-
-    def _is_at_end(self, request: Constrained) -> bool:
-        """Whether nothing but stopping is legal for a matcher that accepts."""
-        assert request.matcher is not None
-        self._scratch[:] = 0
-        backend = self._backends.get(_backend_of(request))
-        gate.fill(backend, [request.matcher], self._scratch, [0])
-        row = self._scratch[0] & self._full
-        self._stop_set(request.stop_ids).ban(row)
-        if row.any():
-            self._peeked[request.id] = row  # without stop ids, which `fill` folds in anyway
-        return not row.any()
-
-    def _stop_set(self, stop_ids: frozenset[int]) -> bitmask.TokenSet:
-        stops = self._stop_sets.get(stop_ids)
-        if stops is None:
-            if len(self._stop_sets) >= 1024:  # clients choose these: keep their number bounded
-                self._stop_sets.clear()
-            stops = self._stop_sets[stop_ids] = bitmask.TokenSet(stop_ids)
-        return stops
-
-
-def _backend_of(request: Constrained) -> str:
-    assert request.constraint_info is not None, f"{request.id} has no constraint"
-    return request.constraint_info.backend
-
-
-def _matcher_of(request: Constrained) -> Matcher:
-    assert request.matcher is not None, f"{request.id} has no matcher"
-    return request.matcher
-
 
 def _require_room(request: Constrained, at_least: int) -> None:
     """Raises InvalidRequest: max_tokens does not let any text of the constraint end."""
@@ -491,12 +238,3 @@ def _require_room(request: Constrained, at_least: int) -> None:
             f"takes (or truncation be MARK), got {max_tokens}",
             field="input.stopping.max_tokens",
         )
-
-
-def _dead_end(request: Constrained) -> str:
-    masks = ["the constraint"] if request.matcher is not None else []
-    if request.filter is not None:
-        masks += request.filter.names
-    if len(request.tokens) < request.min_length:
-        masks.append("min_tokens")
-    return f"no token is left under {', '.join(masks)} and the stop ids"

@@ -154,7 +154,7 @@ def test_drafting_changes_no_answer_whatever_happens_beside(seed: int) -> None:
     for name, (prompt, params) in added.items():
         if engine.ends[name].error is None:
             reference = alone(script, prompt, **params | {"n": 1, "jump_forward": JumpForward.OFF})
-            assert engine.tokens[name] == reference, (name, params)
+            assert engine.tokens[name] == reference, (name, params, engine.ends[name], prompt)
     engine.assert_clean()
 
 

@@ -1,0 +1,129 @@
+"""How answers grow: by what was sampled, what is forced, and what completes them in time.
+
+    sampled ──verified against the drafts──► committed ──► forced text ──► the next drafts
+                        │
+                        └ what the budget cannot afford ──► the way out, and the end
+
+Loop thread only.  Nothing is reported from here: the core tells what has changed.
+"""
+
+from __future__ import annotations
+
+import time
+
+from structgen.engine.drafts import Drafts
+from structgen.engine.request import Request
+from structgen.engine.scheduler import Scheduler
+from structgen.grammar.manager import GrammarManager
+from structgen.grammar.masks import Casualty
+from structgen.messages import FinishReason
+
+
+class Answers:
+    """Any method raises StructgenError if the request's grammar failed, and with it the request."""
+
+    def __init__(self, scheduler: Scheduler, grammars: GrammarManager, drafts: Drafts) -> None:
+        self._scheduler = scheduler
+        self._grammars = grammars
+        self._drafts = drafts
+
+    def begin(self, request: Request) -> None:
+        """Append what an answer begins with whatever is sampled, once its constraint is ready."""
+        self._jump(request)
+        request.drafts = self._guess(request)
+
+    def take(
+        self, request: Request, drafts: list[int], sampled: list[int], casualty: Casualty | None
+    ) -> Casualty | None:
+        """Commit what was sampled, as far as the drafts before it were right, and what is forced.
+
+        Returns the casualty if it has come true.
+        """
+        if request.first_token_at is None:
+            request.first_token_at = time.monotonic()
+        kept = 0
+        for token in sampled:
+            if casualty is not None and casualty.place == kept:
+                return casualty
+            known = len(request.tokens)
+            if self._append(request, token) or len(request.tokens) == known:
+                break  # it has ended, or goes another way
+            right = kept < len(drafts) and drafts[kept] == token
+            if right:
+                self._scheduler.keep_draft(request)
+                kept += 1
+            if self._jump(request) or not right:
+                break
+        request.confidence.judged(len(drafts), kept)
+        request.drafts = self._guess(request)
+        return None
+
+    def complete(self, request: Request, reason: FinishReason) -> None:
+        """End an answer, completed if that takes no forward."""
+        request.finish = reason
+        if request.matcher is not None and request.params.logprobs is None:
+            way = self._grammars.way_out(request)
+            if way:
+                self._follow_to_the_end(request, way, reason)
+
+    def ended(self, request: Request) -> None:
+        """Learn from an answer that is complete."""
+        if request.accepting or request.finish is FinishReason.CONSTRAINT_COMPLETE:
+            self._drafts.learn(request)
+
+    def _append(self, request: Request, token: int) -> bool:
+        """Commit a token, or what completes the text in time; True: nothing may follow."""
+        is_stop = token in request.stop_ids
+        if not is_stop and not self._grammars.affords(request, token):
+            self._close(request)
+            return True
+        complete = not is_stop and self._grammars.accept(request, token)
+        request.append(token)
+        if request.is_led_out:
+            request.finish, request.closed = request.limit_reason, True
+        elif complete:
+            request.finish = FinishReason.CONSTRAINT_COMPLETE
+        return request.finish is not None
+
+    def _jump(self, request: Request) -> bool:
+        """Append what comes next whatever is sampled; whether there was any."""
+        goes_on = request.jumps and request.finish is None
+        forced = self._grammars.forced(request) if goes_on else []
+        for token in forced:
+            before = len(request.tokens)
+            ended = self._append(request, token)
+            if not request.closed:
+                request.forced_tokens += len(request.tokens) - before
+            if ended:
+                break
+        return bool(forced)
+
+    def _guess(self, request: Request) -> list[int]:
+        """Return what may come next: for certain, but for its spelling, or by experience."""
+        if not request.may_draft:
+            return []
+        if request.guesses_forced and (forced := self._grammars.forced(request)):
+            return forced[: request.limit - len(request.tokens) - 1]
+        drafts = self._drafts.propose(request, self._scheduler.num_running)
+        return self._grammars.legal(request, drafts) if drafts else []
+
+    def _close(self, request: Request) -> None:
+        """Complete the text of a request that has a way out, and end it.
+
+        The tokens of the way need no forward, since nothing is sampled after them.  If their log
+        probabilities are wanted they do: then each is sampled, with nothing else allowed, from
+        here on, the first in place of what was sampled last.
+        """
+        way = self._grammars.way_out(request)
+        assert way is not None, f"{request.id} has no way out"
+        if request.params.logprobs is not None and way:
+            self._grammars.follow(request)
+            self._scheduler.redo(request)
+        else:
+            self._follow_to_the_end(request, way, request.limit_reason)
+
+    def _follow_to_the_end(self, request: Request, way: list[int], reason: FinishReason) -> None:
+        for token in way:
+            self._grammars.accept(request, token)
+            request.append(token)
+        request.finish, request.closed = reason, True
