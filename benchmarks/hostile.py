@@ -61,6 +61,7 @@ class Streams:
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
         self._gaps: list[float] = []
+        self._came = asyncio.Event()
 
     @asynccontextmanager
     async def running(self, count: int) -> AsyncIterator[None]:
@@ -71,6 +72,11 @@ class Streams:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def next_tokens(self) -> None:
+        """Wait for those that are on their way: until then their gap is not known."""
+        self._came.clear()
+        await self._came.wait()
 
     def take(self) -> list[float]:
         """Return the seconds between tokens since the last call."""
@@ -87,6 +93,7 @@ class Streams:
                     tokens = max(1, len(piece.token_ids))
                     if last is not None:
                         self._gaps += [(now - last) / tokens] * tokens
+                        self._came.set()
                     last = now
 
 
@@ -151,6 +158,7 @@ class Bench:
             await asyncio.sleep(self._seconds)
             alone = self._streams.take()
             outcomes = await work()
+            await self._streams.next_tokens()
             loaded = self._streams.take()
         print_line("streams", streams=streams, beside="nothing", **_gaps(alone))
         ratio = percentile(loaded, 99) / percentile(alone, 99)
