@@ -180,3 +180,19 @@ def test_jumping_takes_fewer_forwards() -> None:
     assert max(commit["forwards_per_token"], draft["forwards_per_token"]) < 1
     assert {"commit+drafts", "free+drafts"} <= by_mode.keys()
     assert of_case(lines, "jump_ratio")
+
+
+def test_streams_are_measured_beside_hostile_inputs_and_beside_new_schemas(tmp_path: Path) -> None:
+    lines = run("hostile.py", "--schemas", str(tmp_path / "no"))
+    streams = of_case(lines, "streams")
+    beside = [line["beside"] for line in streams]
+    assert beside == ["nothing", "hostile", "nothing", "plain", "nothing", "schemas"]
+    for alone, loaded in zip(streams[::2], streams[1::2], strict=True):
+        assert 0 < alone["gap_ms"] <= alone["gap_p99_ms"] <= alone["gap_max_ms"]
+        ratio = loaded["gap_p99_ms"] / alone["gap_p99_ms"]
+        assert loaded["ratio"] == pytest.approx(ratio, rel=1e-2)
+    (hostile,) = of_case(lines, "hostile")
+    assert sum(hostile["answers"].values()) == hostile["n"] > 3
+    assert hostile["engine_growth_mb"] < 512
+    (schemas,) = of_case(lines, "schemas")
+    assert schemas["answers"] == {"OK": 4}
