@@ -224,6 +224,9 @@ SCHEMAS: Mapping[str, Callable[[], Input]] = {
             },
         }
     ),
+    "1e9 items that are given": lambda: _schema(
+        {"type": "array", "minItems": 10**9, "items": {"const": 1}}, backend=BACKENDS["xgrammar"]
+    ),
     "integers of 400 digits": lambda: _schema(
         f'{{"type":"integer","minimum":{"1" * 400},"maximum":{"9" * 400}}}'
     ),
@@ -395,6 +398,12 @@ GRAMMARS: Mapping[str, Callable[[], Input]] = {
         "root ::= r0\n"
         + "\n".join(f'r{i} ::= "a" r{i + 1} | "b" r{i + 1} | r{i + 1}' for i in range(60))
         + '\nr60 ::= "z"'
+    ),
+    "letters without end, behind a choice": lambda: _ebnf(
+        "root ::= [ab]? r0\n"
+        + "\n".join(f"r{i} ::= r{i + 1} r{i + 1}" for i in range(30))
+        + '\nr30 ::= "a"',
+        backend=BACKENDS["xgrammar"],
     ),
     "20,000 alternatives": lambda: _ebnf(
         "root ::= " + " | ".join(f'"{text}"' for text in _texts(20_000, 9))

@@ -39,6 +39,7 @@ from structgen.constraints import (
     Whitespace,
 )
 from structgen.errors import ConstraintError
+from structgen.grammar import bitmask
 from structgen.grammar.base import (
     CompiledConstraint,
     GrammarBackend,
@@ -74,6 +75,10 @@ _ESCAPE = (
 # FLEXIBLE: blanks between tokens, at most this many, so that an answer cannot pad for ever.
 MAX_BLANKS = 2
 
+# Of forced text: tokens that are looked at for what they all begin with, and tokens of it.
+FEW_TOKENS = 64
+MAX_FORCED_TOKENS = 64
+
 _OUT_OF_MEMORY = "std::bad_alloc"  # comes as a RuntimeError
 
 
@@ -82,6 +87,7 @@ class XGrammarBackend(GrammarBackend):
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocab_size = vocabulary.size
+        self._texts = vocabulary.token_bytes
         info = xgrammar.TokenizerInfo(
             vocabulary.token_bytes, xgrammar.VocabType.RAW, stop_token_ids=[]
         )
@@ -108,7 +114,7 @@ class XGrammarBackend(GrammarBackend):
                 raise MemoryError from None
             raise ConstraintError(_reason(error), field=field_of(constraint)) from None
         tag = constraint.structural_tag if isinstance(constraint, StructuralTag) else None
-        compiled = XGrammarCompiled(grammar, self._watch(constraint), tag)
+        compiled = XGrammarCompiled(grammar, self._texts, self._watch(constraint), tag)
         require_a_start(self, compiled, constraint, self._vocab_size)
         return compiled
 
@@ -178,9 +184,14 @@ class XGrammarCompiled(CompiledConstraint):
     """watch: at the start of the text; never advanced, only copied.  tag: a structural tag."""
 
     def __init__(
-        self, grammar: xgrammar.CompiledGrammar, watch: Watch, tag: str | None = None
+        self,
+        grammar: xgrammar.CompiledGrammar,
+        texts: list[bytes],
+        watch: Watch,
+        tag: str | None = None,
     ) -> None:
         self._grammar = grammar
+        self._texts = texts
         self._watch = watch
         self._tag = tag
 
@@ -193,14 +204,22 @@ class XGrammarCompiled(CompiledConstraint):
         return int(self._grammar.memory_size_bytes)
 
     def new_matcher(self) -> XGrammarMatcher:
-        return XGrammarMatcher(xgrammar.GrammarMatcher(self._grammar), self._watch.fork())
+        handle = xgrammar.GrammarMatcher(self._grammar)
+        return XGrammarMatcher(handle, self._texts, self._watch.fork())
 
 
 class XGrammarMatcher(Matcher):
+    """texts: of the vocabulary's tokens."""
+
     def __init__(
-        self, handle: xgrammar.GrammarMatcher, watch: Watch, pace: Pace | None = None
+        self,
+        handle: xgrammar.GrammarMatcher,
+        texts: list[bytes],
+        watch: Watch,
+        pace: Pace | None = None,
     ) -> None:
         self.handle = handle
+        self._texts = texts
         self.watch = watch
         self.pace = pace or Pace()
 
@@ -218,16 +237,51 @@ class XGrammarMatcher(Matcher):
         self.watch.rollback(count)
 
     def forced(self) -> bytes:
-        if not self.watch.may_end:  # inside a character, which xgrammar would cut
+        # Its own find_jump_forward_string knows no end: of 2**30 letters it writes all.
+        if self.accepting:
             return b""
-        return self.handle.find_jump_forward_string().encode()
+        found, matcher = b"", self
+        begin, token = self._beginning()
+        for _ in range(MAX_FORCED_TOKENS):
+            if token is None:
+                break
+            matcher = self.fork() if matcher is self else matcher
+            matcher.accept(token)
+            found, begin, token = found + self._texts[token], b"", None
+            if not matcher.accepting:
+                begin, token = matcher._beginning()
+        return found + begin
+
+    def _beginning(self) -> tuple[bytes, int | None]:
+        """Return what every token begins with that is allowed, if few are, and the longest of them
+        that is no more than that.
+        """
+        words = bitmask.allocate(1, len(self._texts))
+        try:
+            self.handle.fill_next_token_bitmask(words, 0)
+        except RuntimeError as error:
+            raise GrammarError(_reason(error)) from None
+        self.watch.restrict(words[0])
+        if not 0 < int(bitmask.count(words)[0]) <= FEW_TOKENS:
+            return b"", None
+        texts = {t: self._texts[t] for t in bitmask.unpack(words[0], len(self._texts))}
+        begin = _common_beginning([text for text in texts.values() if text])
+        within = [token for token, text in texts.items() if text and begin.startswith(text)]
+        return begin, max(within, key=lambda token: len(texts[token]), default=None)
 
     def fork(self) -> XGrammarMatcher:
-        return XGrammarMatcher(self.handle.fork(), self.watch.fork(), self.pace.copy())
+        copy = self.handle.fork()
+        return XGrammarMatcher(copy, self._texts, self.watch.fork(), self.pace.copy())
 
     @property
     def accepting(self) -> bool:
         return self.watch.may_end and bool(self.handle.is_completed())
+
+
+def _common_beginning(texts: Sequence[bytes]) -> bytes:
+    low, high = min(texts, default=b""), max(texts, default=b"")
+    differs = (place for place, pair in enumerate(zip(low, high, strict=False)) if len({*pair}) > 1)
+    return low[: next(differs, len(low))]
 
 
 @lru_cache(maxsize=8)  # asked for when it is compiled, and when its outline is wanted
