@@ -122,7 +122,7 @@ class IsolatedWorkshop:
         """Return what a lost worker means for its job: nothing else was in that process."""
         field, limit_s = field_of_job(job), self._limits.time_s
         code = loss.end.exit_code if loss.end else None
-        if loss.overdue or code == -signal.SIGALRM:
+        if loss.overdue or code == -signal.SIGPROF:
             return LimitExceeded(
                 f"{name_of(job)} takes more than compile_time_s, {limit_s:g} s",
                 field=field,

@@ -38,7 +38,7 @@ NICENESS = 5
 
 
 class Limits(msgspec.Struct, frozen=True, array_like=True):
-    """Of one job: seconds of wall time, and bytes beyond what the template has."""
+    """Of one job: seconds of the processor, and bytes beyond what the template has."""
 
     time_s: float
     memory_bytes: int
@@ -177,13 +177,13 @@ class Worker:
     def _do(self, job: jobs.Job) -> Reply:
         os.ftruncate(sys.stderr.fileno(), 0)
         resource.setrlimit(resource.RLIMIT_AS, (self._room(), resource.RLIM_INFINITY))
-        signal.setitimer(signal.ITIMER_REAL, self._limits.time_s)
+        signal.setitimer(signal.ITIMER_PROF, self._limits.time_s)
         try:
             result = jobs.perform(job, self._backends)
         except MemoryError:
             return Reply(out_of_memory(job, self._limits), last=True)
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
             resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
         # What it has kept is room that the next job would lack.
         grown = _mapped_bytes() - self._at_birth

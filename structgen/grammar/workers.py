@@ -12,6 +12,8 @@ import sys
 import tempfile
 import threading
 
+import msgspec
+
 from structgen.grammar import frames
 from structgen.grammar.base import Vocabulary
 from structgen.grammar.jobs import Job
@@ -33,7 +35,14 @@ from structgen.grammar.worker_process import (
 )
 
 STDERR = 2
-SLACK_S = 1.0  # a worker ends itself at its time limit; one that is stopped or starved cannot
+# A worker ends itself at its time limit, which is of the processor: this much of the clock later
+# the engine ends it, so that nobody waits long for one that others leave no time to.
+SLACK_S = 0.5
+
+# Most jobs take milliseconds, and somebody waits for their first token.  One that takes longer
+# gives way to everything else: the streams that run beside it are not to blame.
+PATIENCE_S = 0.05
+NICENESS_OF_LONG_JOBS = 15
 TEMPLATE_TIMEOUT_S = 60.0
 
 
@@ -159,14 +168,15 @@ class WorkerProcess:
         """Whether it waits for a job: what it would say now is that it has ended."""
         if self._is_over:
             return False
-        poll = select.poll()
-        poll.register(self._connection, select.POLLIN)
-        return not poll.poll(0)
+        return not self._answers_within(0)
 
     def perform(self, job: Job) -> Reply:
         """Raises WorkerLost: nothing more can be asked of it."""
         try:
             frames.send(self._connection, encode(job))
+            is_long = not self._answers_within(PATIENCE_S)
+            if is_long:
+                self._give_way()
             message = frames.receive(self._connection)
         except TimeoutError:
             self.kill()
@@ -176,7 +186,19 @@ class WorkerProcess:
         if message is None:
             raise WorkerLost(self.end())
         reply: Reply = decode_reply(message)
-        return reply
+        # It may not raise its priority again, so the next job gets another worker.
+        return msgspec.structs.replace(reply, last=True) if is_long else reply
+
+    def _answers_within(self, seconds: float) -> bool:
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+
+    def _give_way(self) -> None:
+        # Only `end` has it reaped, on this thread or after its kill: the id is still its own.
+        with self._ending, contextlib.suppress(ProcessLookupError, PermissionError):
+            if not self._is_over:
+                os.setpriority(os.PRIO_PROCESS, self.pid, NICENESS_OF_LONG_JOBS)
 
     def kill(self) -> None:
         with self._ending, contextlib.suppress(ProcessLookupError):
