@@ -32,6 +32,7 @@ FIRST_DEPTH = 8
 PER_CLASS = 2  # candidates that each class of tokens contributes
 FEW = 64  # tokens, so that each is looked at
 CHUNK = 1024
+MANY = 256  # tokens of a class that are allowed: then its first are soon found
 RECENT = 8  # moves, of which the same one is not wanted half of the time
 
 CLOSING = re.compile(rb"[\]})]+")
@@ -139,12 +140,12 @@ class Closer:
 
     def leading_out(self, words: bitmask.Words, *, inside: bool) -> list[int]:
         """Return allowed tokens that close: a string with what is around it, or brackets."""
-        return _first((self._inside if inside else self._outside)[0], words)
+        return (self._inside if inside else self._outside)[0].first(words)
 
     def others(self, words: bitmask.Words, *, inside: bool) -> Iterator[int]:
         """Yield some of the other allowed tokens, those first that tend to lead out."""
-        for ids in (self._inside if inside else self._outside)[1:]:
-            yield from _first(ids, words)
+        for order in (self._inside if inside else self._outside)[1:]:
+            yield from order.first(words)
 
     def spell(self, text: bytes, words: bitmask.Words, walk: Walk) -> list[int] | None:
         """Return the tokens, the longest that are allowed, that spell a text from here.
@@ -275,19 +276,38 @@ def _doubling(first: int, last: int) -> Iterator[int]:
     yield last
 
 
-def _first(ids: Ids, words: bitmask.Words) -> list[int]:
-    """Return the first few of these tokens that a mask allows."""
-    found: list[int] = []
-    for start in range(0, len(ids), CHUNK):
-        chunk = ids[start : start + CHUNK]
-        allowed = chunk[(words[chunk >> 5] >> (chunk & 31)) & 1 != 0]
-        found += allowed[: PER_CLASS - len(found)].tolist()
-        if len(found) == PER_CLASS:
-            break
-    return found
+class _Order:
+    """Tokens of one class, in the order to try them in."""
+
+    __slots__ = ("_ids", "_mask", "_rank")
+
+    def __init__(self, ids: Sequence[int], vocab_size: int) -> None:
+        self._ids = np.array(ids, dtype=np.int64)
+        self._mask = bitmask.pack(ids, vocab_size)
+        self._rank = {token: rank for rank, token in enumerate(ids)}
+
+    def first(self, words: bitmask.Words) -> list[int]:
+        """Return the first few of these tokens that a mask allows."""
+        allowed = words & self._mask
+        count = bitmask.count(allowed[None])[0]
+        if count > MANY:
+            return self._first_of_many(words)
+        return sorted(bitmask.unpack(allowed, 32 * len(words)), key=self._rank.__getitem__)[
+            :PER_CLASS
+        ]
+
+    def _first_of_many(self, words: bitmask.Words) -> list[int]:
+        found: list[int] = []
+        for start in range(0, len(self._ids), CHUNK):
+            chunk = self._ids[start : start + CHUNK]
+            allowed = chunk[(words[chunk >> 5] >> (chunk & 31)) & 1 != 0]
+            found += allowed[: PER_CLASS - len(found)].tolist()
+            if len(found) == PER_CLASS:
+                break
+        return found
 
 
-def _orders(texts: Sequence[bytes]) -> tuple[list[Ids], list[Ids]]:
+def _orders(texts: Sequence[bytes]) -> tuple[list[_Order], list[_Order]]:
     """Return classes of tokens in the order to try them in, inside strings and outside."""
 
     def matching(pattern: re.Pattern[bytes]) -> list[int]:
@@ -314,8 +334,5 @@ def _orders(texts: Sequence[bytes]) -> tuple[list[Ids], list[Ids]]:
     words = sorted((token for token, text in enumerate(texts) if text), key=longest_word)
     inside = [out_of_string, marks, digits, words]
     outside = [closing, separators, values, digits, marks, words, opening]
-    return [_ids(ids) for ids in inside], [_ids(ids) for ids in outside]
-
-
-def _ids(ids: Sequence[int]) -> Ids:
-    return np.array(ids, dtype=np.int64)
+    size = len(texts)
+    return [_Order(ids, size) for ids in inside], [_Order(ids, size) for ids in outside]
