@@ -309,7 +309,7 @@ def test_judging_ends_when_its_time_is_over(court: Court) -> None:
     began = time.monotonic()
     with pytest.raises(LimitExceeded, match=r"more than 0.02 s, for \d+ of its 200000 bytes"):
         court.judge(Regex("a*"), "a" * 200_000, limit_s=0.02)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 5
 
 
 def test_a_library_that_fails_is_our_error(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -238,7 +238,7 @@ def test_a_search_over_costly_masks_gives_up_soon(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(chosen.backend, "fill", slow_fill)
     began = time.thread_time()
     assert backends.closer.way_out(walk, 100) is None
-    assert time.thread_time() - began < 0.5
+    assert time.thread_time() - began < 2
 
 
 def test_a_search_along_costly_automata_gives_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ def test_no_text_takes_long_however_ambiguous_it_is() -> None:
         started = time.thread_time()
         with contextlib.suppress(TooLarge):
             completion.endings(text)
-        assert time.thread_time() - started < 0.5
+        assert time.thread_time() - started < 3  # unbounded, it would be hours
 
 
 def check(grammar: Grammar, rng: random.Random, alphabet: str) -> int:

@@ -136,7 +136,7 @@ def test_a_compile_beyond_its_time_is_killed_and_may_be_tried_again(
 ) -> None:
     began = time.monotonic()
     error = fails(workshop, ENDLESS)
-    assert time.monotonic() - began < LIMITS.time_s + 1
+    assert time.monotonic() - began < LIMITS.time_s + 3
     assert (type(error), error.status) == (LimitExceeded, "RESOURCE_EXHAUSTED")
     assert error.retryable
     assert "compile_time_s, 0.7 s" in error.message
