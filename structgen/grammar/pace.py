@@ -22,8 +22,9 @@ from structgen.grammar.base import (
     Vocabulary,
 )
 
-# Seconds on the processor.  Masks of grammars that are not ambiguous were seen to take up to 0.05.
-MAX_MASK_S = 0.25
+# Seconds on the processor.  Masks of grammars that are not ambiguous were seen to take up to 0.05,
+# the first one in a place of a large schema, once, up to 0.5.
+MAX_MASK_S = 1.0
 USUAL_MASK_S = 0.05
 MAX_OVERDRAFT_S = 1.0  # what all masks of a text may take beyond the usual
 
