@@ -55,9 +55,7 @@ class _Parser:
     def _rule(self) -> Rule:
         name = self._peek()
         if not self._begins_rule():
-            raise self._error(
-                name.at, f"expected a rule, as in name ::= ..., got {_shown(name.spelling)}"
-            )
+            raise self._error(name.at, f"expected a rule, as in name ::= ..., got {name.shown}")
         self._next += 2
         return Rule(name.spelling, name.at, self._body(name))
 
@@ -82,7 +80,7 @@ class _Parser:
         while self._peek().kind is not Kind.END and not self._begins_rule():
             self._element(self._take(), groups)
         after = self._peek()
-        return groups.finish(after.at, _shown(after.spelling))
+        return groups.finish(after.at, after.shown)
 
     def _element(self, token: Token, groups: Groups) -> None:
         match token.kind:
@@ -129,15 +127,13 @@ class _Parser:
             high = self._number() if self._peek().kind is Kind.NUMBER else None
         end = self._take()
         if end.spelling != "}":
-            raise self._error(
-                end.at, f"expected a repetition, as in {{2,5}}, got {_shown(end.spelling)}"
-            )
+            raise self._error(end.at, f"expected a repetition, as in {{2,5}}, got {end.shown}")
         return low, high
 
     def _number(self) -> int:
         token = self._take()
         if token.kind is not Kind.NUMBER:
-            raise self._error(token.at, f"expected a number, got {_shown(token.spelling)}")
+            raise self._error(token.at, f"expected a number, got {token.shown}")
         return count(self._text, token.at, token.spelling)
 
     def _peek(self, ahead: int = 0) -> Token:
@@ -150,7 +146,3 @@ class _Parser:
 
     def _error(self, at: int, what: str) -> ConstraintError:
         return malformed(self._text, at, what)
-
-
-def _shown(spelling: str) -> str:
-    return repr(spelling[:40]) if spelling else "the end"

@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator
 from enum import Enum
 
-import msgspec
-
 from structgen.grammar.ebnf.fault import malformed
+from structgen.grammar.ebnf.words import Word, words
 from structgen.grammar.schema import charset
 from structgen.grammar.schema.charset import Ranges
 
@@ -23,13 +22,7 @@ class Kind(Enum):
     END = "the end"
 
 
-class Token(msgspec.Struct, frozen=True):
-    """at: its first character in the grammar's text; spelling: all of them."""
-
-    kind: Kind
-    spelling: str
-    at: int
-
+Token = Word[Kind]
 
 _SPACE = re.compile(r"(?:[ \t\r\n]+|#[^\r\n]*)*")
 _WORD = re.compile(
@@ -47,19 +40,11 @@ _CLASS_ESCAPES = _ESCAPES | {sign: ord(sign) for sign in "^$.*+?()[]{}|-"}
 
 def tokens(text: str) -> Iterator[Token]:
     """Yield the tokens, and one of kind END.  Raises ConstraintError: something is none."""
-    at = 0
-    while True:
-        space = _SPACE.match(text, at)
-        assert space is not None
-        at = space.end()
-        if at == len(text):
-            yield Token(Kind.END, "", at)
-            return
-        word = _WORD.match(text, at)
-        if word is None or word.lastgroup is None:
-            raise malformed(text, at, _UNCLOSED.get(text[at], f"unexpected {text[at]!r}"))
-        yield Token(Kind[word.lastgroup], word.group(), at)
-        at = word.end()
+    return words(text, Kind, space=_SPACE, word=_WORD, what_is_wrong=_what_is_wrong)
+
+
+def _what_is_wrong(character: str) -> str:
+    return _UNCLOSED.get(character, f"unexpected {character!r}")
 
 
 def text_of(token: Token, text: str) -> str:

@@ -6,9 +6,7 @@ import re
 from collections.abc import Iterator
 from enum import Enum
 
-import msgspec
-
-from structgen.grammar.ebnf.fault import malformed
+from structgen.grammar.ebnf.words import Word, words
 
 
 class Kind(Enum):
@@ -22,17 +20,7 @@ class Kind(Enum):
     END = "the end"
 
 
-class Token(msgspec.Struct, frozen=True):
-    """at: its first character in the grammar's text; spelling: all of them."""
-
-    kind: Kind
-    spelling: str
-    at: int
-
-    @property
-    def shown(self) -> str:
-        return repr(self.spelling[:40]) if self.spelling else "the end"
-
+Token = Word[Kind]
 
 _SPACE = re.compile(r"(?:[ \t\r\n]+|//[^\r\n]*|#[^\r\n]*)*")
 _WORD = re.compile(
@@ -51,19 +39,7 @@ _FOREIGN = {
 
 def tokens(text: str) -> Iterator[Token]:
     """Yield the tokens, and one of kind END.  Raises ConstraintError: something is none."""
-    at = 0
-    while True:
-        space = _SPACE.match(text, at)
-        assert space is not None
-        at = space.end()
-        if at == len(text):
-            yield Token(Kind.END, "", at)
-            return
-        word = _WORD.match(text, at)
-        if word is None or word.lastgroup is None:
-            raise malformed(text, at, _what_is_wrong(text[at]))
-        yield Token(Kind[word.lastgroup], word.group(), at)
-        at = word.end()
+    return words(text, Kind, space=_SPACE, word=_WORD, what_is_wrong=_what_is_wrong)
 
 
 def _what_is_wrong(character: str) -> str:
