@@ -300,7 +300,8 @@ async def benchmark(given: argparse.Namespace) -> bool:
         workload = msgspec.structs.replace(workload, max_tokens=given.max_tokens)
     if given.free_tokens is not None:
         workload = msgspec.structs.replace(workload, free_tokens=given.free_tokens)
-    async with server(given) as address, AsyncClient(address) as client:
+    options = ("--trace", str(given.trace)) if given.trace else ()
+    async with server(given, *options) as address, AsyncClient(address) as client:
         await client.wait_ready(START_TIMEOUT_S)
         model = await client.model_info()
         print_machine(
@@ -354,6 +355,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default="smollm2-135m", help="of the server that is started")
     parser.add_argument("--threads", type=int, help="of its forward (default: one a core)")
     parser.add_argument("--attention", help="its attention backend (default: auto)")
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="have it write a trace, for timeline.py"
+    )
     parser.add_argument(
         "--concurrency", nargs="+", type=int, default=list(CONCURRENCIES), metavar="N"
     )

@@ -98,6 +98,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     check: Annotated[
         bool, Meta(description="assert the expensive invariants after every step (tests)")
     ] = False
+    trace: Annotated[
+        str | None,
+        Meta(description="file to write what each step does to, for ui.perfetto.dev"),
+    ] = None
     log_level: Annotated[str, Meta(description="DEBUG, INFO, WARNING or ERROR")] = "INFO"
 
     def resolve(self, *, context_length: int, bytes_per_token: int) -> ResolvedConfig:

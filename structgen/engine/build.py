@@ -18,14 +18,15 @@ from structgen.grammar.isolation import IsolatedWorkshop
 from structgen.grammar.manager import GrammarManager
 from structgen.grammar.worker_process import Limits
 from structgen.grammar.workers import TemplateProcess
-from structgen.grammar.workshop import LocalWorkshop, Workshop
+from structgen.grammar.workshop import LocalWorkshop, TracedWorkshop, Workshop
 from structgen.messages import ModelInfo
 from structgen.tokenizer import Tokenizer
+from structgen.trace import OFF, Trace
 
 log = logs.get(__name__)
 
 
-def build_core(config: EngineConfig) -> tuple[EngineCore, ModelInfo]:
+def build_core(config: EngineConfig, trace: Trace = OFF) -> tuple[EngineCore, ModelInfo]:
     """Load the model (fetching it first if need be) and build the core around it.
 
     Raises ConfigError: the model cannot be had, or the options do not fit it.
@@ -47,13 +48,13 @@ def build_core(config: EngineConfig) -> tuple[EngineCore, ModelInfo]:
         from structgen.model.runner import ModelRunner
 
         executor = LocalExecutor(
-            lambda: ModelRunner(config, folder, tokenizer.size, list(tokenizer.eos_ids))
+            lambda: ModelRunner(config, folder, tokenizer.size, list(tokenizer.eos_ids), trace)
         )
         undo.callback(executor.close)
         info = executor.runner.info
         inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
         vocabulary = Vocabulary(tokenizer.token_bytes[: info.vocab_size])
-        grammars = _build_grammars(config, vocabulary, tokenizer, template, inbox.put)
+        grammars = _build_grammars(config, vocabulary, tokenizer, template, inbox.put, trace)
         undo.pop_all()
 
     core = EngineCore(
@@ -64,6 +65,7 @@ def build_core(config: EngineConfig) -> tuple[EngineCore, ModelInfo]:
         eos_ids=frozenset(tokenizer.eos_ids),
         salt=f"{info.folder}\0{info.dtype}\0{info.kv_dtype}".encode(),
         overlap=config.overlap,
+        trace=trace,
     )
     log.info(
         "engine ready",
@@ -82,6 +84,7 @@ def _build_grammars(
     tokenizer: Tokenizer,
     template: TemplateProcess | None,
     post: Callable[[Compiled | Judged], None],
+    trace: Trace,
 ) -> GrammarManager:
     backends = Backends(vocabulary)
     return GrammarManager(
@@ -92,7 +95,7 @@ def _build_grammars(
         cache_bytes=config.compile_cache_bytes,
         cache_entries=config.compile_cache_entries,
         queue_length=config.compile_queue,
-        workshop=_build_workshop(config, vocabulary, backends, template),
+        workshop=TracedWorkshop(_build_workshop(config, vocabulary, backends, template), trace),
         encode=partial(tokenizer.encode, add_bos=False),
     )
 

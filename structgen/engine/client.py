@@ -33,6 +33,7 @@ from structgen.messages import (
     Shutdown,
     ToEngine,
 )
+from structgen.trace import OFF, Trace
 
 log = logs.get(__name__)
 
@@ -63,8 +64,10 @@ class EngineClient(Protocol):
 class ProcessClient:
     """An engine in its own process (engine/process.py)."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, trace: Trace = OFF) -> None:
+        """trace: of the calling process; the engine joins it, as the config says."""
         self._config = config
+        self._trace = trace
         self._engine: _Engine | None = None
 
     @property
@@ -73,7 +76,7 @@ class ProcessClient:
 
     async def start(self) -> ModelInfo:
         await self.close()
-        self._engine = await _Engine.spawn(self._config)
+        self._engine = await _Engine.spawn(self._config, self._trace)
         message = await self._engine.receive()
         if isinstance(message, Ready):
             await self._engine.connected()
@@ -108,7 +111,8 @@ class ProcessClient:
 class _Engine:
     """One incarnation of the process: its sockets, their folder, and its end."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, trace: Trace) -> None:
+        self._trace = trace
         self._folder = tempfile.TemporaryDirectory(prefix="structgen-", ignore_cleanup_errors=True)
         self._context = zmq.Context()
         self._input = self._context.socket(zmq.PUSH)
@@ -129,8 +133,8 @@ class _Engine:
         self._next: asyncio.Task[bytes] | None = None
 
     @classmethod
-    async def spawn(cls, config: EngineConfig) -> _Engine:
-        engine = cls(config)
+    async def spawn(cls, config: EngineConfig, trace: Trace) -> _Engine:
+        engine = cls(config, trace)
         engine.process = await asyncio.create_subprocess_exec(
             sys.executable,
             *engine._arguments,
@@ -164,7 +168,8 @@ class _Engine:
             await asyncio.wait({self._next}, timeout=0.1)
         if self._next.done():
             data, self._next = self._next.result(), None
-            message: FromEngine = messages.decode_from_engine(data)
+            with self._trace.span("decode", bytes=len(data)):
+                message: FromEngine = messages.decode_from_engine(data)
             return message
         return self._ended.result()
 
@@ -203,11 +208,11 @@ def _exit(code: object) -> str:
 class InprocClient:
     """The engine in this process, stepped by its caller, from one thread."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, trace: Trace = OFF) -> None:
         # Imported here: only who runs a model pays for importing one.
         from structgen.engine.build import build_core
 
-        self.core, self.model = build_core(config)
+        self.core, self.model = build_core(config, trace)
 
     def send(self, message: EngineRequest | Abort) -> None:
         self.core.inbox.put(message)

@@ -48,6 +48,7 @@ from structgen.messages import (
     Shutdown,
 )
 from structgen.plan import Executor, PlanRow, RowOutput, StepPlan
+from structgen.trace import OFF, Trace
 
 log = logs.get(__name__)
 
@@ -89,6 +90,7 @@ class EngineCore:
         eos_ids: frozenset[int],
         salt: bytes = b"",
         overlap: bool = True,
+        trace: Trace = OFF,
     ) -> None:
         self.inbox = inbox
         self.running = True
@@ -97,6 +99,7 @@ class EngineCore:
         self._executor = executor
         self._grammars = grammars
         self._eos_ids = eos_ids
+        self._trace = trace
         self.overlap = overlap
         self._kv = KVManager(config.num_blocks, config.block_size, salt=salt)
         self.scheduler = Scheduler(config, self._kv)
@@ -110,13 +113,16 @@ class EngineCore:
 
     def step(self) -> list[EngineOutput]:
         """Run one step, or wait for work if there is none; return what there is to report."""
-        self._drain_inbox()
-        self._end_overdue()
-        plan = self.scheduler.schedule()
+        with self._trace.span("inbox"):
+            self._drain_inbox()
+            self._end_overdue()
+        with self._trace.span("schedule"):
+            plan = self.scheduler.schedule()
         if plan.rows:
             self._run(plan)
         elif not self._outputs and not self._checked and self.running:
-            self._wait()
+            with self._trace.span("idle"):
+                self._wait()
         return self._take_outputs()
 
     def take_checked(self) -> list[Checked]:
@@ -151,21 +157,25 @@ class EngineCore:
         over = ForwardOver(plan.step)
         if self.overlap:
             notify = partial(self.inbox.put, over) if compiling else None
-            self._executor.execute_model(plan, notify)
+            with self._trace.span("launch"):
+                self._executor.execute_model(plan, notify)
         mask_began = time.perf_counter()
-        mask, casualties = self._grammars.masks.fill(
-            places, partial(self._await, compiling, over) if self.overlap else None
-        )
+        with self._trace.span("masks", rows=len(places)):
+            mask, casualties = self._grammars.masks.fill(
+                places, partial(self._await, compiling, over) if self.overlap else None
+            )
         mask_s = time.perf_counter() - mask_began
         unmasked = {request.id for request in compiling if request.compiling}
         if not self.overlap:
             self._executor.execute_model(plan)
-        result = self._executor.sample_tokens(mask)
-        # Before anything is committed: a request aborted during the forward gets no more tokens.
-        self._drain_inbox()
-        lost = {casualty.request_id: casualty for casualty in casualties}
-        for row, output in zip(plan.rows, result.rows, strict=True):
-            self._commit(row, output, lost.get(row.id), masked=row.id not in unmasked)
+        with self._trace.span("join"):
+            result = self._executor.sample_tokens(mask)
+        with self._trace.span("commit", rows=len(plan.rows)):
+            # First of all: a request aborted during the forward gets no more tokens.
+            self._drain_inbox()
+            lost = {casualty.request_id: casualty for casualty in casualties}
+            for row, output in zip(plan.rows, result.rows, strict=True):
+                self._commit(row, output, lost.get(row.id), masked=row.id not in unmasked)
         self.last_step = StepTimes(
             len(places),
             result.forward_s,
@@ -190,9 +200,10 @@ class EngineCore:
     def _await(self, compiling: list[Request], over: ForwardOver) -> None:
         """Wait for the constraints of these requests until the forward is over."""
         message: Inbound | None = None
-        while message != over and any(one.compiling and not one.gone for one in compiling):
-            message = self.inbox.get()
-            self._handle(message)
+        with self._trace.span("await compile"):
+            while message != over and any(one.compiling and not one.gone for one in compiling):
+                message = self.inbox.get()
+                self._handle(message)
 
     def _commit(
         self, row: PlanRow, output: RowOutput, casualty: Casualty | None, *, masked: bool

@@ -22,13 +22,14 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from structgen import logs, messages
+from structgen import logs, messages, trace
 from structgen.config import EngineConfig
 from structgen.engine.build import build_core
 from structgen.engine.core import EngineCore
 from structgen.engine.endpoints import INPUT_SOCKET, OUTPUT_SOCKET, endpoint
 from structgen.errors import StructgenError
 from structgen.messages import Fatal, FromEngine, Outputs, Ready, Shutdown
+from structgen.trace import OFF, Trace
 
 log = logs.get(__name__)
 
@@ -49,12 +50,14 @@ class EngineProcess:
         self._config = config
         self._context = zmq.Context()
         self._outbox: queue.SimpleQueue[FromEngine | None] = queue.SimpleQueue()
+        self._trace: Trace = OFF
         self._output = threading.Thread(target=self._send_outputs, name="output")
 
     def run(self) -> int:
         """Return the process's exit code."""
         self._output.start()
         try:
+            self._trace = trace.join(self._config.trace, "engine")
             return self._serve()
         except StructgenError as error:
             self._outbox.put(Fatal(error.message))
@@ -66,9 +69,10 @@ class EngineProcess:
         finally:
             self._outbox.put(None)
             self._output.join()
+            self._trace.close()
 
     def _serve(self) -> int:
-        core, info = build_core(self._config)
+        core, info = build_core(self._config, self._trace)
         threading.Thread(target=self._receive, args=(core,), name="input", daemon=True).start()
         self._outbox.put(Ready(info))
         while core.running:
@@ -84,7 +88,10 @@ class EngineProcess:
         socket.sndhwm = 0  # never block here: the front end bounds what is under way
         socket.connect(endpoint(self._folder, OUTPUT_SOCKET))
         while (message := self._outbox.get()) is not None:
-            socket.send(messages.encode(message))
+            with self._trace.span("encode"):
+                data = messages.encode(message)
+            with self._trace.span("send", bytes=len(data)):
+                socket.send(data)
         socket.close()
 
     def _receive(self, core: EngineCore) -> None:
@@ -105,7 +112,8 @@ class EngineProcess:
         while True:
             ready = dict(poller.poll())
             if socket in ready:
-                core.inbox.put(messages.decode_to_engine(socket.recv()))
+                with self._trace.span("receive"):
+                    core.inbox.put(messages.decode_to_engine(socket.recv()))
             if life_line in ready and not os.read(life_line, 1):
                 self._front_end_is_gone(core)
                 return
@@ -124,6 +132,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logs.configure(config.log_level)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    threading.current_thread().name = "loop"
     try:
         return EngineProcess(folder, config).run()
     finally:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from structgen import logs
+from structgen import logs, trace
 from structgen.config import EngineConfig
 from structgen.constraints import Constraint, ConstraintId
 from structgen.errors import (
@@ -50,6 +50,7 @@ from structgen.frontend.verdict import Judge, Texts
 from structgen.frontend.verify import Verifiable
 from structgen.messages import Abort, Check, EngineRequest, ModelInfo
 from structgen.tokenizer import Tokenizer
+from structgen.trace import Trace
 
 if TYPE_CHECKING:
     from structgen.engine.client import EngineClient
@@ -79,10 +80,14 @@ class AsyncLLM:
         max_restarts: int = 5,
         backoff_s: float = 0.5,
     ) -> None:
-        """client: default is an engine process of its own.  backoff_s doubles with each restart."""
+        """client: default is an engine process of its own.  backoff_s doubles with each restart.
+
+        Raises ConfigError: the trace cannot be written.
+        """
         self.config = config
         self.on_state = on_state
-        self._client = client if client is not None else _process_client(config)
+        self.trace = trace.begin(config.trace, "front end")
+        self._client = client if client is not None else _process_client(config, self.trace)
         self._load_tokenizer = load_tokenizer
         self._max_restarts = max_restarts
         self._backoff_s = backoff_s
@@ -142,6 +147,7 @@ class AsyncLLM:
         self._abort_all(EngineDead, SHUTTING_DOWN)
         self._set_running(False)
         await self._client.close()
+        self.trace.close()
         self._encoder.shutdown(wait=False)
         self._verifier.shutdown(wait=False)
 
@@ -337,8 +343,9 @@ class AsyncLLM:
         outputs = self._require_loaded().outputs
         while True:
             message = await self._client.receive()
-            batch = outputs.process(message.outputs)
-            self._hand_out(batch)
+            with self.trace.span("outputs", outputs=len(message.outputs)):
+                batch = outputs.process(message.outputs)
+                self._hand_out(batch)
             for checked in message.checked:
                 self._checks.land(checked)
             if batch.abort is not None:
@@ -407,7 +414,7 @@ class _Loaded:
         self.outputs = OutputProcessor(tokenizer.token_bytes)
 
 
-def _process_client(config: EngineConfig) -> EngineClient:
+def _process_client(config: EngineConfig, trace: Trace) -> EngineClient:
     from structgen.engine.client import ProcessClient
 
-    return ProcessClient(config)
+    return ProcessClient(config, trace)

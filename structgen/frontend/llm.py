@@ -16,7 +16,7 @@ from typing import NoReturn, Protocol, Self, cast
 import msgspec
 from tqdm import tqdm
 
-from structgen import config
+from structgen import config, trace
 from structgen.config import EngineConfig
 from structgen.constraints import Constraint
 from structgen.errors import ConfigError, EngineDead, InvalidRequest, StructgenError
@@ -37,6 +37,7 @@ from structgen.frontend.verify import Verifiable
 from structgen.messages import Abort, ConstraintInfo, EngineOutput, EngineRequest, ModelInfo
 from structgen.params import SamplingParams
 from structgen.tokenizer import Tokenizer
+from structgen.trace import Trace
 
 
 class GenerationResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,10 +105,12 @@ class LLM:
     ) -> None:
         """options: of EngineConfig.  client, tokenizer: instead of what they say.
 
-        Raises ConfigError: an option is unknown or wrong, or the model cannot be loaded.
+        Raises ConfigError: an option is unknown or wrong, the model cannot be loaded, or the trace
+        cannot be written.
         """
         self.config = _config(model, options)
-        self._client = client if client is not None else _inproc_client(self.config)
+        self._trace = trace.begin(self.config.trace, "LLM")
+        self._client = client if client is not None else _inproc_client(self.config, self._trace)
         folder = Path(self._client.model.folder)
         self.tokenizer = tokenizer if tokenizer is not None else Tokenizer.load(folder)
         self._inputs = InputProcessor(self.tokenizer, self._client.model)
@@ -152,10 +155,12 @@ class LLM:
             self._submit(run)
             if not self._outputs:
                 return
-            batch = self._outputs.process(self._client.step())
-            if batch.abort is not None:
-                self._client.send(batch.abort)
-            run.take(batch)
+            outputs = self._client.step()
+            with self._trace.span("outputs", outputs=len(outputs)):
+                batch = self._outputs.process(outputs)
+                if batch.abort is not None:
+                    self._client.send(batch.abort)
+                run.take(batch)
 
     def _submit(self, run: _Run) -> None:
         """Send the next requests, as many as the engine may hold (`max_waiting`)."""
@@ -175,6 +180,7 @@ class LLM:
     def close(self) -> None:
         """Stop the engine and free its memory.  Idempotent."""
         self._client.close()
+        self._trace.close()
 
     def __enter__(self) -> Self:
         return self
@@ -305,7 +311,7 @@ def _config(model: str | Path, options: Mapping[str, object]) -> EngineConfig:
     return config.load(EngineConfig, defaults | {"model": str(model), **options})
 
 
-def _inproc_client(engine_config: EngineConfig) -> StepClient:
+def _inproc_client(engine_config: EngineConfig, trace: Trace) -> StepClient:
     from structgen.engine.client import InprocClient
 
-    return InprocClient(engine_config)
+    return InprocClient(engine_config, trace)

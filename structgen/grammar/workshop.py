@@ -8,6 +8,7 @@ from structgen.constraints import Constraint
 from structgen.grammar import jobs
 from structgen.grammar.choosing import Backends, Chosen
 from structgen.grammar.jobs import Job, Result
+from structgen.trace import Trace
 
 
 class Workshop(Protocol):
@@ -41,3 +42,22 @@ class LocalWorkshop:
 
     def close(self) -> None:
         pass
+
+
+class TracedWorkshop:
+    """Another one, whose work is recorded."""
+
+    def __init__(self, inner: Workshop, trace: Trace) -> None:
+        self._inner = inner
+        self._trace = trace
+
+    def compile(self, constraint: Constraint) -> Chosen:
+        with self._trace.span("compile"):
+            return self._inner.compile(constraint)
+
+    def perform(self, job: Job) -> Result:
+        with self._trace.span(jobs.name_of(job)):
+            return self._inner.perform(job)
+
+    def close(self) -> None:
+        self._inner.close()

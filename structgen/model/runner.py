@@ -28,6 +28,7 @@ from structgen.model.sampling.logprobs import raw_logprobs
 from structgen.model.sampling.sampler import sample
 from structgen.params import SamplingParams
 from structgen.plan import NewRow, PlanRow, RowOutput, StepOutput, StepPlan, TokenBitmask
+from structgen.trace import OFF, Trace
 
 log = logs.get(__name__)
 
@@ -52,8 +53,14 @@ class ModelRunner:
     """
 
     def __init__(
-        self, config: EngineConfig, folder: Path, vocab_size: int, eos_ids: list[int]
+        self,
+        config: EngineConfig,
+        folder: Path,
+        vocab_size: int,
+        eos_ids: list[int],
+        trace: Trace = OFF,
     ) -> None:
+        self._trace = trace
         self._device = _device(config.device)
         threads = config.threads or os.cpu_count() or 1
         torch.set_num_threads(threads)
@@ -102,9 +109,11 @@ class ModelRunner:
         """Compute the rows of a plan and keep their logits for `sample_tokens`."""
         assert self._pending is None, "the last forward was not sampled from"
         began = time.perf_counter()
-        slots = self._rows.apply(plan)
-        batch = inputs.pack(plan, slots, self._rows, self.config.block_size, self._device)
-        logits = self._forward(batch)
+        with self._trace.span("pack"):
+            slots = self._rows.apply(plan)
+            batch = inputs.pack(plan, slots, self._rows, self.config.block_size, self._device)
+        with self._trace.span("forward", rows=len(plan.rows), tokens=len(batch.positions)):
+            logits = self._forward(batch)
         done = time.perf_counter()
         self._pending = _Pending(plan, slots, batch, logits, done - began, done)
 
@@ -114,6 +123,18 @@ class ModelRunner:
         assert self._pending is not None, "no forward to sample from"
         pending, self._pending = self._pending, None
         began = time.perf_counter()
+        self._trace.note("wait", pending.done_at, began)
+        with self._trace.span("sample"):
+            rows = self._sample(pending, mask)
+        return StepOutput(
+            rows,
+            forward_s=pending.forward_s,
+            sample_s=time.perf_counter() - began,
+            wait_s=began - pending.done_at,
+        )
+
+    def _sample(self, pending: _Pending, mask: TokenBitmask) -> list[RowOutput]:
+        """Return what each row of the plan comes to."""
         batch = pending.batch
         sampled, prompts = pending.logits.split(
             [len(batch.sampled_slots), len(pending.logits) - len(batch.sampled_slots)]
@@ -125,12 +146,7 @@ class ModelRunner:
         rows = [_joined([*islice(outputs, row.num_logits)]) for row in pending.plan.rows]
         for index, logprobs in prompt_logprobs.items():
             rows[index] = msgspec.structs.replace(rows[index], prompt_logprobs=logprobs)
-        return StepOutput(
-            rows,
-            forward_s=pending.forward_s,
-            sample_s=time.perf_counter() - began,
-            wait_s=began - pending.done_at,
-        )
+        return rows
 
     def _prompt_logprobs(
         self, pending: _Pending, logits: torch.Tensor

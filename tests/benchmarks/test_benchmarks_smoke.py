@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -18,18 +19,22 @@ Line = dict[str, Any]
 
 def run(script: str, *arguments: str) -> list[Line]:
     """Run a benchmark and return its lines; the first describes the machine."""
+    lines = lines_of(script, "--quick", *arguments)
+    assert lines[0]["case"] == "machine"
+    assert {"cpu", "cores", "versions"} <= lines[0].keys()
+    return lines
+
+
+def lines_of(script: str, *arguments: str) -> list[Line]:
     done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / script), "--quick", *arguments],
+        [sys.executable, str(BENCHMARKS / script), *arguments],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
         timeout=120,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert lines[0]["case"] == "machine"
-    assert {"cpu", "cores", "versions"} <= lines[0].keys()
-    return lines
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def of_case(lines: list[Line], case: str) -> list[Line]:
@@ -48,8 +53,13 @@ def overlap() -> list[Line]:
 
 
 @pytest.fixture(scope="module")
-def serve() -> list[Line]:
-    return run("serve.py")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("trace") / "trace.json"
+
+
+@pytest.fixture(scope="module")
+def serve(trace: Path) -> list[Line]:
+    return run("serve.py", "--trace", str(trace))
 
 
 def test_overlap_prints_a_line_a_mask_kind_and_batch(overlap: list[Line]) -> None:
@@ -98,6 +108,21 @@ def test_serve_figures_fit_together(serve: list[Line]) -> None:
         of_case(serve, "ratio"), modes[::2], modes[1::2], strict=True
     ):
         assert ratio["tokens_s"] == pytest.approx(with_it["tokens_s"] / without["tokens_s"], 1e-2)
+
+
+@pytest.mark.usefixtures("serve")
+def test_a_trace_tells_of_the_steps_and_draws_them(trace: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "steps.svg"
+    lines = lines_of("timeline.py", str(trace), "--svg", str(picture))
+    spans = {(line["track"].split(":")[0], line["name"]) for line in of_case(lines, "span")}
+    assert {("engine", name) for name in ("schedule", "forward", "masks", "sample")} <= spans
+    assert {("engine", "send"), ("front end", "decode"), ("front end", "outputs")} <= spans
+    for line in of_case(lines, "steps"):
+        assert 0 < line["gap_share"] < 1
+        assert 0 <= line["hidden_share"] <= 1
+        assert min(line["gap_ms"], line["forward_ms"], line["sample_ms"]) > 0
+    boxes = ElementTree.parse(picture).getroot().iter("{http://www.w3.org/2000/svg}rect")
+    assert len(list(boxes)) > 10
 
 
 def test_complete_answers_of_the_built_in_workload_are_valid(tmp_path: Path) -> None:
