@@ -78,8 +78,10 @@ class Budget:
             return self.way  # the matcher itself will say so
         if after.accepting:
             return []
-        if self.way and len(self.way) <= left and after.is_led_out(self.way):
-            return self.way
+        if self.way:
+            for way in (self.way, closer.rest(self.way, token)):
+                if way and len(way) <= left and after.is_led_out(way):
+                    return way
         return self._look(after, left, closer)
 
     def _look(self, walk: Walk, left: int, closer: Closer) -> list[int] | None:

@@ -91,6 +91,35 @@ class Closer:
         walk.back(len(lead_in))
         return None if rest is None else lead_in + rest
 
+    def rest(self, way: Sequence[int], token: int) -> list[int]:
+        """Return tokens for what is left of a way's text behind that of a token; none if it goes
+        another way.  Whether they are legal is not looked at.
+        """
+        text = self.texts[token]
+        for index, step in enumerate(way):
+            own = self.texts[step]
+            if len(own) > len(text):
+                spelt = self._spell(own[len(text) :]) if own.startswith(text) else None
+                return [] if spelt is None else [*spelt, *way[index + 1 :]]
+            if not text.startswith(own):
+                return []
+            text = text[len(own) :]
+            if not text:
+                return list(way[index + 1 :])
+        return []
+
+    def _spell(self, text: bytes) -> list[int] | None:
+        """Return the longest tokens that spell a text, wherever it stands."""
+        spelt: list[int] = []
+        while text:
+            ends = range(min(self._longest_text, len(text)), 0, -1)
+            token = next((self._ids[text[:end]] for end in ends if text[:end] in self._ids), None)
+            if token is None:
+                return None
+            spelt.append(token)
+            text = text[self._lengths[token] :]
+        return spelt
+
     def at_least(self, walk: Walk) -> int:
         """Return a number of tokens that every way out has, as far as all can be followed."""
         seen: set[bytes] = set()

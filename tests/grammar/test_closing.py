@@ -255,3 +255,23 @@ def test_a_search_along_costly_automata_gives_up_soon(monkeypatch: pytest.Monkey
     monkeypatch.setattr(closing, "endings", slow_endings)
     assert backends.closer.way_out(walk, 100) is None
     assert 0 < len(asked) < 10
+
+
+@pytest.mark.parametrize(
+    ("way", "token", "rest"),
+    [
+        (["ab", "cd", "e"], "a", ["b", "cd", "e"]),
+        (["ab", "cd", "e"], "ab", ["cd", "e"]),
+        (["a", "b", "cd", "e"], "abc", ["d", "e"]),
+        (["a", "b"], "ab", []),
+        (["ab", "cd"], "b", []),
+        (["ab", "cd"], "ac", []),
+        (["ax", "cd"], "a", []),  # no token spells what is left of the first one
+    ],
+)
+def test_a_way_goes_on_behind_a_token_that_has_taken_the_beginning_of_its_text(
+    way: list[str], token: str, rest: list[str]
+) -> None:
+    texts = ["a", "b", "c", "d", "e", "ab", "cd", "abc", "ac", "ax"]
+    closer = closing.Closer(Vocabulary([text.encode() for text in texts]))
+    assert closer.rest([*map(texts.index, way)], texts.index(token)) == [*map(texts.index, rest)]

@@ -15,7 +15,7 @@ from structgen.grammar.schema.regex import Alternation, Chars, Concat, Node, Rep
 
 MAX_STATES = 6_000
 MAX_STEPS = 2_000
-MAX_KNOWN = 10_000  # sets of states whose moves are kept
+MAX_KNOWN = 10_000  # sets of states whose moves are kept, and steps from them
 
 
 class TooLarge(Exception):
@@ -34,6 +34,7 @@ class Automaton:
         self._empty: list[list[int]] = []
         self._moves: list[list[tuple[Ranges, int]]] = []
         self._known: dict[frozenset[int], list[tuple[Ranges, frozenset[int]]]] = {}
+        self._steps: dict[tuple[frozenset[int], int], frozenset[int]] = {}
         self._start = self._state()
         self._end = self._build(node, self._start)
         self.first = self._closure({self._start})
@@ -68,13 +69,18 @@ class Automaton:
         return self._known[states]
 
     def _step(self, states: frozenset[int], code: int) -> frozenset[int]:
-        targets = {
-            target
-            for state in states
-            for ranges, target in self._moves[state]
-            if charset.holds(ranges, code)
-        }
-        return self._closure(targets)
+        after = self._steps.get((states, code))
+        if after is None:
+            if len(self._steps) >= MAX_KNOWN:
+                self._steps.clear()
+            targets = {
+                target
+                for state in states
+                for ranges, target in self._moves[state]
+                if charset.holds(ranges, code)
+            }
+            after = self._steps[states, code] = self._closure(targets)
+        return after
 
     def _closure(self, states: set[int]) -> frozenset[int]:
         waiting = list(states)
