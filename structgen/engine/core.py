@@ -15,6 +15,7 @@ import heapq
 import queue
 import random
 import time
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -111,18 +112,23 @@ class EngineCore:
         self._outputs: list[EngineOutput] = []
         self._checked: list[Checked] = []
 
-    def step(self) -> list[EngineOutput]:
-        """Run one step, or wait for work if there is none; return what there is to report."""
+    def step(self, meanwhile: Callable[[], None] = lambda: None) -> list[EngineOutput]:
+        """Run one step, or wait for work if there is none; return what there is to report.
+
+        meanwhile: called once the device has something to do, or there is nothing for it.
+        """
         with self._trace.span("inbox"):
             self._drain_inbox()
             self._end_overdue()
         with self._trace.span("schedule"):
             plan = self.scheduler.schedule()
         if plan.rows:
-            self._run(plan)
-        elif not self._outputs and not self._checked and self.running:
-            with self._trace.span("idle"):
-                self._wait()
+            self._run(plan, meanwhile)
+        else:
+            meanwhile()
+            if not self._outputs and not self._checked and self.running:
+                with self._trace.span("idle"):
+                    self._wait()
         return self._take_outputs()
 
     def take_checked(self) -> list[Checked]:
@@ -146,7 +152,7 @@ class EngineCore:
 
     # -- one step ---------------------------------------------------------------------------
 
-    def _run(self, plan: StepPlan) -> None:
+    def _run(self, plan: StepPlan, meanwhile: Callable[[], None]) -> None:
         began = time.perf_counter()
         places = self._places(plan)
         compiling = [
@@ -159,6 +165,7 @@ class EngineCore:
             notify = partial(self.inbox.put, over) if compiling else None
             with self._trace.span("launch"):
                 self._executor.execute_model(plan, notify)
+        meanwhile()
         mask_began = time.perf_counter()
         with self._trace.span("masks", rows=len(places)):
             mask, casualties = self._grammars.masks.fill(
@@ -444,6 +451,10 @@ class EngineCore:
     def _take_outputs(self) -> list[EngineOutput]:
         outputs, self._outputs = self._outputs, []
         return outputs
+
+
+def _nothing() -> None:
+    pass
 
 
 def _keep_prompt_logprobs(request: Request, start: int, logprobs: list[TokenLogprobs]) -> None:

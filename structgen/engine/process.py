@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import traceback
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -75,12 +76,18 @@ class EngineProcess:
         core, info = build_core(self._config, self._trace)
         threading.Thread(target=self._receive, args=(core,), name="input", daemon=True).start()
         self._outbox.put(Ready(info))
+        news = Outputs([])
         while core.running:
-            outputs, checked = core.step(), core.take_checked()
-            if outputs or checked:
-                self._outbox.put(Outputs(outputs, checked))
+            # What a step has to say is said while the device is at the next one.
+            outputs = core.step(meanwhile=partial(self._say, news))
+            news = Outputs(outputs, core.take_checked())
+        self._say(news)
         core.close()
         return 0
+
+    def _say(self, news: Outputs) -> None:
+        if news.outputs or news.checked:
+            self._outbox.put(news)
 
     def _send_outputs(self) -> None:
         socket = self._context.socket(zmq.PUSH)

@@ -72,16 +72,14 @@ class Budget:
         self, token: int, left: int, closer: Closer, walk: Callable[[], Walk]
     ) -> list[int] | None:
         after = walk()
+        known = ([], self.way, closer.rest(self.way, token)) if self.way else ([],)
+        for way in known:
+            if len(way) <= left and after.is_led_out([token, *way]):
+                return way
         try:
             after.accept(token)
         except GrammarError:
             return self.way  # the matcher itself will say so
-        if after.accepting:
-            return []
-        if self.way:
-            for way in (self.way, closer.rest(self.way, token)):
-                if way and len(way) <= left and after.is_led_out(way):
-                    return way
         return self._look(after, left, closer)
 
     def _look(self, walk: Walk, left: int, closer: Closer) -> list[int] | None:

@@ -1,4 +1,4 @@
-"""A copy of a matcher to be tried out: where does it lead, and what may come there?"""
+"""A matcher to be tried out: where does it lead, and what may come there?"""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ UNKNOWN = Exit([], is_json=False)
 
 
 class Walk:
-    """A copy of a matcher to be tried out.
+    """From where a matcher is, which stays there.
 
     full: the mask of the whole vocabulary.  tokens: of prompt and output so far, the first
     num_prompt of them the prompt's.  restrict: folds into a mask row what besides the grammar rules
@@ -66,7 +66,8 @@ class Walk:
         self.seconds = 0.0
         self._num_masks = 0
         self._backend = backend
-        self._matcher = matcher.fork()
+        self._matcher = matcher
+        self._is_copy = False
         self._restrict = restrict
         self._tokens = list(tokens)
         self._num_prompt = num_prompt
@@ -111,6 +112,8 @@ class Walk:
         return self._num_masks >= MAX_MASKS or self.seconds >= MAX_SECONDS
 
     def accept(self, *tokens: int) -> None:
+        if not self._is_copy:  # made when it is first needed: that takes a while
+            self._matcher, self._is_copy = self._matcher.fork(), True
         for token in tokens:
             self._matcher.accept(token)
             self._tokens.append(token)

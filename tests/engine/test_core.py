@@ -693,3 +693,20 @@ def test_a_constraint_whose_masks_take_too_long_ends_alone() -> None:
     assert "too ambiguous" in error.message
     assert engine.ends["quick"].finish is FinishReason.CONSTRAINT_COMPLETE
     engine.assert_clean()
+
+
+def test_a_step_leaves_time_for_other_work_once_the_device_is_busy() -> None:
+    engine = StubEngine(lambda tokens: 1)
+    engine.add("r", [1, 2], max_tokens=1)
+    order: list[str] = []
+    engine.executor.on_forward = lambda plan: order.append("forward")
+    (output,) = engine.core.step(meanwhile=lambda: order.append("meanwhile"))
+    assert order == ["forward", "meanwhile"]
+    assert output.finish is not None
+
+
+def test_a_step_leaves_time_for_other_work_before_it_waits() -> None:
+    engine = StubEngine(lambda tokens: 1)
+    engine.core.step(meanwhile=lambda: engine.add("r", [1, 2], max_tokens=1))
+    (output,) = engine.core.step()
+    assert output.id == "r"
