@@ -65,8 +65,7 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
                 if first:
                     await context.write(results.to_started(output))
                     first = False
-                with self._llm.trace.span("delta"):
-                    delta = results.to_delta(output, request.input.response)
+                delta = results.to_delta(output, request.input.response)
                 if delta is not None:
                     await context.write(delta)
                 if output.finish is not None:
