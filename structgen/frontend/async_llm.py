@@ -37,6 +37,7 @@ from structgen.errors import (
     StructgenError,
 )
 from structgen.frontend.checks import Checks, ConstraintCheck
+from structgen.frontend.gathering import Gathering
 from structgen.frontend.inputs import (
     GenerationInput,
     InputProcessor,
@@ -48,7 +49,7 @@ from structgen.frontend.outputs import Batch, OutputProcessor, RequestOutput
 from structgen.frontend.stream import Stream
 from structgen.frontend.verdict import Judge, Texts
 from structgen.frontend.verify import Verifiable
-from structgen.messages import Abort, Check, EngineRequest, ModelInfo
+from structgen.messages import Abort, Check, EngineOutput, EngineRequest, ModelInfo
 from structgen.tokenizer import Tokenizer
 from structgen.trace import Trace
 
@@ -86,8 +87,8 @@ class AsyncLLM:
         """
         self.config = config
         self.on_state = on_state
-        self.trace = trace.begin(config.trace, "front end")
-        self._client = client if client is not None else _process_client(config, self.trace)
+        self._trace = trace.begin(config.trace, "front end")
+        self._client = client if client is not None else _process_client(config, self._trace)
         self._load_tokenizer = load_tokenizer
         self._max_restarts = max_restarts
         self._backoff_s = backoff_s
@@ -147,7 +148,7 @@ class AsyncLLM:
         self._abort_all(EngineDead, SHUTTING_DOWN)
         self._set_running(False)
         await self._client.close()
-        self.trace.close()
+        self._trace.close()
         self._encoder.shutdown(wait=False)
         self._verifier.shutdown(wait=False)
 
@@ -340,17 +341,29 @@ class AsyncLLM:
             raise
 
     async def _receive(self) -> None:
-        outputs = self._require_loaded().outputs
+        loaded = self._require_loaded()
+        gathering, loop, next_look = loaded.gathering, asyncio.get_running_loop(), 0.0
         while True:
             message = await self._client.receive()
-            with self.trace.span("outputs", outputs=len(message.outputs)):
-                batch = outputs.process(message.outputs)
-                self._hand_out(batch)
+            self._take(loaded, gathering.take(message.outputs))
+            if gathering and gathering.due_at > next_look:
+                next_look = gathering.due_at
+                loop.call_at(next_look, self._take_held, loaded)
             for checked in message.checked:
                 self._checks.land(checked)
-            if batch.abort is not None:
-                self._abort(batch.abort)
             await asyncio.sleep(0)  # receive() need not suspend; the callers must get their turn
+
+    def _take_held(self, loaded: _Loaded) -> None:
+        """Take what is held back, if nothing that came in time has taken it along."""
+        if loaded is self._loaded:
+            self._take(loaded, loaded.gathering.take(()))
+
+    def _take(self, loaded: _Loaded, outputs: list[EngineOutput]) -> None:
+        with self._trace.span("outputs", outputs=len(outputs)):
+            batch = loaded.outputs.process(outputs)
+            self._hand_out(batch)
+        if batch.abort is not None:
+            self._abort(batch.abort)
 
     def _hand_out(self, batch: Batch) -> None:
         for piece in batch.outputs:
@@ -405,13 +418,14 @@ class AsyncLLM:
 class _Loaded:
     """What belongs to one run of the engine."""
 
-    __slots__ = ("inputs", "model", "outputs", "tokenizer")
+    __slots__ = ("gathering", "inputs", "model", "outputs", "tokenizer")
 
     def __init__(self, model: ModelInfo, tokenizer: Tokenizer) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.inputs = InputProcessor(tokenizer, model)
         self.outputs = OutputProcessor(tokenizer.token_bytes)
+        self.gathering = Gathering(self.outputs.has_stops)
 
 
 def _process_client(config: EngineConfig, trace: Trace) -> EngineClient:

@@ -125,6 +125,17 @@ def test_a_trace_tells_of_the_steps_and_draws_them(trace: Path, tmp_path: Path) 
     assert len(list(boxes)) > 10
 
 
+def test_what_the_host_does_is_measured_by_stage() -> None:
+    lines = of_case(run("host.py"), "host")
+    assert [line["mode"] for line in lines] == ["free", "constrained"]
+    for line in lines:
+        assert line["row_steps"] > 0
+        assert line["total_us"] >= max(line["loop_us"], line["front_us"]) > 0
+        assert 0 < line["messages"] < 2
+        stages = [line[f"{name}_us"] for name in ("encode", "decode", "outputs", "protobuf")]
+        assert min(stages) > 0
+
+
 def test_complete_answers_of_the_built_in_workload_are_valid(tmp_path: Path) -> None:
     lines = run("serve.py", "--validate", "60", "--workload", str(tmp_path / "no"))
     assert lines[0]["workload"] == "built-in"
