@@ -33,6 +33,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     dtype: Annotated[
         str, Meta(description="weights: auto, float32, bfloat16, float16 (auto: what the CPU has)")
     ] = "auto"
+    # Who names a dtype gets it; who does not wants what is fast and answers as well.
+    quantization: Annotated[
+        str,
+        Meta(
+            description="weights of products: auto, none, int8 (auto: int8 if dtype is auto too, "
+            "and the CPU is fast at it)"
+        ),
+    ] = "auto"
     kv_dtype: Annotated[str, Meta(description="KV cache: auto (as weights), float32, bfloat16")] = (
         "auto"
     )

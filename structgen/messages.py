@@ -199,6 +199,7 @@ class ModelInfo(_Message, frozen=True):
     eos_ids: list[int]
     num_parameters: int
     dtype: str
+    quantization: str
     kv_dtype: str
     device: str
     attention: str

@@ -29,7 +29,12 @@ LAYERS = ("frontend", "engine", "grammar", "model")
 FACADES = {"structgen", "structgen.__main__", "structgen.client"}
 
 HEAVY = ("torch", "transformers", "xgrammar", "numba", "llvmlite")
-NUMBA = ("structgen.model.attention.numba_cpu", "structgen.model.attention.numba_kernel")
+NUMBA = (
+    "structgen.model.attention.numba_cpu",
+    "structgen.model.attention.numba_kernel",
+    "structgen.model.fused.passes",
+    "structgen.model.fused.vectors",
+)
 GRPC = ("structgen.frontend.grpc", "structgen.frontend.client")
 
 # Third-party library -> the modules, or packages, that may import it.

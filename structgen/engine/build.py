@@ -63,7 +63,7 @@ def build_core(config: EngineConfig, trace: Trace = OFF) -> tuple[EngineCore, Mo
         grammars,
         inbox,
         eos_ids=frozenset(tokenizer.eos_ids),
-        salt=f"{info.folder}\0{info.dtype}\0{info.kv_dtype}".encode(),
+        salt=f"{info.folder}\0{info.dtype}\0{info.quantization}\0{info.kv_dtype}".encode(),
         overlap=config.overlap,
         trace=trace,
     )
@@ -71,6 +71,7 @@ def build_core(config: EngineConfig, trace: Trace = OFF) -> tuple[EngineCore, Mo
         "engine ready",
         model=info.name,
         dtype=info.dtype,
+        quantization=info.quantization,
         attention=info.attention,
         kv_tokens=info.num_blocks * info.block_size,
         threads=info.threads,

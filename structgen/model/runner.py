@@ -21,6 +21,7 @@ from structgen.messages import ModelInfo
 from structgen.model import inputs
 from structgen.model.attention import get_backend
 from structgen.model.context import forward_context
+from structgen.model.forward import build_forward, packed_dtype
 from structgen.model.kv_cache import KVCache, LayerShape, bytes_per_token
 from structgen.model.load import load_model, resolve_dtype
 from structgen.model.rows import Int64, RequestRows
@@ -68,7 +69,10 @@ class ModelRunner:
         kv_dtype = (
             dtype if config.kv_dtype == "auto" else resolve_dtype(config.kv_dtype, self._device)
         )
-        self._model, self._spec = load_model(folder, dtype=dtype, device=self._device)
+        model, self._spec = load_model(folder, dtype=dtype, device=self._device)
+        packed = packed_dtype(config.quantization, config.dtype, model)
+        windows = [layer.window for layer in self._spec.layers]
+        self._compute = build_forward(model, packed, windows, threads)
         self._vocab_size = min(vocab_size, self._spec.vocab_size)
         self._attention = get_backend(config.attention, self._device, threads)
         shapes = [LayerShape(layer.num_kv_heads, layer.head_dim) for layer in self._spec.layers]
@@ -95,6 +99,7 @@ class ModelRunner:
             eos_ids=eos_ids,
             num_parameters=self._spec.num_parameters,
             dtype=str(dtype).removeprefix("torch."),
+            quantization="int8" if packed == torch.int8 else "none",
             kv_dtype=str(kv_dtype).removeprefix("torch."),
             device=str(self._device),
             attention=self._attention.name,
@@ -168,17 +173,11 @@ class ModelRunner:
     def _forward(self, batch: inputs.ModelInput) -> torch.Tensor:
         """Return float32 [L + P, V]: the logits where they are wanted, of real tokens only."""
         with forward_context(batch.meta, self._attention, self._kv_cache) as context:
-            output = self._model(
-                input_ids=batch.input_ids.unsqueeze(0),
-                position_ids=batch.positions.unsqueeze(0),
-                use_cache=False,
-                logits_to_keep=batch.logits_index,
-            )
+            logits = self._compute(batch.input_ids, batch.positions, batch.logits_index)
         missed = context.layers_missed()
         assert not missed, f"layers {missed} were not called exactly once"
-        logits: torch.Tensor = output.logits[0]
         # Rows beyond the tokenizer stand for nothing and must never be sampled.
-        return logits[:, : self._vocab_size].float()
+        return logits[:, : self._vocab_size]
 
     def _warm_up(self) -> None:
         """Run one prompt and one decode step, so that the first request finds everything ready.

@@ -61,6 +61,7 @@ def model_info(context_length: int = 64, folder: str = "/nowhere") -> ModelInfo:
         eos_ids=[EOS],
         num_parameters=0,
         dtype="float32",
+        quantization="none",
         kv_dtype="float32",
         device="cpu",
         attention="none",

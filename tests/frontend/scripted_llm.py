@@ -43,6 +43,7 @@ MODEL = ModelInfo(
     eos_ids=[0],
     num_parameters=7,
     dtype="float32",
+    quantization="none",
     kv_dtype="float32",
     device="cpu",
     attention="none",

@@ -112,6 +112,7 @@ def to_model_info(model: ModelInfo) -> model_service_pb2.GetModelInfoResponse:
         num_parameters=model.num_parameters,
         dtype=model.dtype,
         kv_dtype=model.kv_dtype,
+        quantization=model.quantization,
         device=model.device,
         attention=model.attention,
         block_size=model.block_size,

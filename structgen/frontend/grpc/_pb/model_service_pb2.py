@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from structgen.frontend.grpc._pb import generation_pb2 as structgen_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n structgen/v1/model_service.proto\x12\x0cstructgen.v1\x1a\x1dstructgen/v1/generation.proto\"\x15\n\x13GetModelInfoRequest\"\x81\x02\n\x14GetModelInfoResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x16\n\x0enum_parameters\x18\x06 \x01(\x04\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x10\n\x08kv_dtype\x18\x08 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\t \x01(\t\x12\x11\n\tattention\x18\n \x01(\t\x12\x12\n\nblock_size\x18\x0b \x01(\r\x12\x12\n\nnum_blocks\x18\x0c \x01(\r\"g\n\x0fTokenizeRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\"\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x12.structgen.v1.ChatH\x00\x12\x16\n\x0especial_tokens\x18\x03 \x01(\x08\x42\x08\n\x06prompt\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\">\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x16\n\x0especial_tokens\x18\x02 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t2\x81\x02\n\x0cModelService\x12U\n\x0cGetModelInfo\x12!.structgen.v1.GetModelInfoRequest\x1a\".structgen.v1.GetModelInfoResponse\x12I\n\x08Tokenize\x12\x1d.structgen.v1.TokenizeRequest\x1a\x1e.structgen.v1.TokenizeResponse\x12O\n\nDetokenize\x12\x1f.structgen.v1.DetokenizeRequest\x1a .structgen.v1.DetokenizeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n structgen/v1/model_service.proto\x12\x0cstructgen.v1\x1a\x1dstructgen/v1/generation.proto\"\x15\n\x13GetModelInfoRequest\"\x97\x02\n\x14GetModelInfoResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x16\n\x0enum_parameters\x18\x06 \x01(\x04\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x10\n\x08kv_dtype\x18\x08 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\t \x01(\t\x12\x11\n\tattention\x18\n \x01(\t\x12\x12\n\nblock_size\x18\x0b \x01(\r\x12\x12\n\nnum_blocks\x18\x0c \x01(\r\x12\x14\n\x0cquantization\x18\r \x01(\t\"g\n\x0fTokenizeRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\"\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x12.structgen.v1.ChatH\x00\x12\x16\n\x0especial_tokens\x18\x03 \x01(\x08\x42\x08\n\x06prompt\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\">\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x16\n\x0especial_tokens\x18\x02 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t2\x81\x02\n\x0cModelService\x12U\n\x0cGetModelInfo\x12!.structgen.v1.GetModelInfoRequest\x1a\".structgen.v1.GetModelInfoResponse\x12I\n\x08Tokenize\x12\x1d.structgen.v1.TokenizeRequest\x1a\x1e.structgen.v1.TokenizeResponse\x12O\n\nDetokenize\x12\x1f.structgen.v1.DetokenizeRequest\x1a .structgen.v1.DetokenizeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,15 +35,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETMODELINFOREQUEST']._serialized_start=81
   _globals['_GETMODELINFOREQUEST']._serialized_end=102
   _globals['_GETMODELINFORESPONSE']._serialized_start=105
-  _globals['_GETMODELINFORESPONSE']._serialized_end=362
-  _globals['_TOKENIZEREQUEST']._serialized_start=364
-  _globals['_TOKENIZEREQUEST']._serialized_end=467
-  _globals['_TOKENIZERESPONSE']._serialized_start=469
-  _globals['_TOKENIZERESPONSE']._serialized_end=506
-  _globals['_DETOKENIZEREQUEST']._serialized_start=508
-  _globals['_DETOKENIZEREQUEST']._serialized_end=570
-  _globals['_DETOKENIZERESPONSE']._serialized_start=572
-  _globals['_DETOKENIZERESPONSE']._serialized_end=606
-  _globals['_MODELSERVICE']._serialized_start=609
-  _globals['_MODELSERVICE']._serialized_end=866
+  _globals['_GETMODELINFORESPONSE']._serialized_end=384
+  _globals['_TOKENIZEREQUEST']._serialized_start=386
+  _globals['_TOKENIZEREQUEST']._serialized_end=489
+  _globals['_TOKENIZERESPONSE']._serialized_start=491
+  _globals['_TOKENIZERESPONSE']._serialized_end=528
+  _globals['_DETOKENIZEREQUEST']._serialized_start=530
+  _globals['_DETOKENIZEREQUEST']._serialized_end=592
+  _globals['_DETOKENIZERESPONSE']._serialized_start=594
+  _globals['_DETOKENIZERESPONSE']._serialized_end=628
+  _globals['_MODELSERVICE']._serialized_start=631
+  _globals['_MODELSERVICE']._serialized_end=888
 # @@protoc_insertion_point(module_scope)

@@ -54,6 +54,7 @@ class GetModelInfoResponse(_message.Message):
     ATTENTION_FIELD_NUMBER: _builtins.int
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    QUANTIZATION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The model as the server was told it."""
     architecture: _builtins.str
@@ -76,6 +77,8 @@ class GetModelInfoResponse(_message.Message):
     """Tokens in a KV block."""
     num_blocks: _builtins.int
     """KV blocks: block_size times this many tokens fit at once."""
+    quantization: _builtins.str
+    """What the weights were rounded to, "int8", or "none"."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Token ids that end a text."""
@@ -95,10 +98,11 @@ class GetModelInfoResponse(_message.Message):
         attention: _builtins.str = ...,
         block_size: _builtins.int = ...,
         num_blocks: _builtins.int = ...,
+        quantization: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "attention", b"attention", "block_size", b"block_size", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "kv_dtype", b"kv_dtype", "name", b"name", "num_blocks", b"num_blocks", "num_parameters", b"num_parameters", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "attention", b"attention", "block_size", b"block_size", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "kv_dtype", b"kv_dtype", "name", b"name", "num_blocks", b"num_blocks", "num_parameters", b"num_parameters", "quantization", b"quantization", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

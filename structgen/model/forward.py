@@ -1,0 +1,109 @@
+"""Flat tokens -> logits: by the model as transformers has it, or by packed weights where they fit.
+
+Packed weights (structgen.model.fused) serve model classes that are known to the letter, on a CPU.
+Everything else runs as it is.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from structgen import logs
+from structgen.errors import ConfigError
+
+log = logs.get(__name__)
+
+QUANTIZATIONS = ("auto", "none", "int8")
+
+
+class Forward(Protocol):
+    """Computes logits, inside a forward context."""
+
+    def __call__(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, logits_index: torch.Tensor
+    ) -> torch.Tensor:
+        """Return float32 [L, V], the logits behind the chosen tokens.
+
+        input_ids, positions: int64 [N].  logits_index: int64 [L], into the N tokens.
+        """
+
+
+class EagerForward:
+    """The model as transformers has it."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __call__(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, logits_index: torch.Tensor
+    ) -> torch.Tensor:
+        output = self._model(
+            input_ids=input_ids.unsqueeze(0),
+            position_ids=positions.unsqueeze(0),
+            use_cache=False,
+            logits_to_keep=logits_index,
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits.float()
+
+
+def packed_dtype(quantization: str, dtype_name: str, model: torch.nn.Module) -> torch.dtype | None:
+    """Return the type to pack the weights as, or None where the model runs as it is.
+
+    quantization "auto" is int8 where the CPU is fast at that, unless the caller named a dtype.
+    Raises ConfigError: no such quantization, or int8 of a model that cannot be packed.
+    """
+    if quantization not in QUANTIZATIONS:
+        raise ConfigError(
+            f"quantization must be one of {', '.join(QUANTIZATIONS)}, got {quantization!r}"
+        )
+    dtype = next(model.parameters()).dtype
+    can_pack = _can_pack(model)
+    if quantization == "int8" and not can_pack:
+        raise ConfigError(
+            f"quantization int8 is for Llama, Mistral and Qwen models on a CPU, with numba; "
+            f"this is {type(model).__name__} on {next(model.parameters()).device}"
+        )
+    is_wanted = quantization == "auto" and dtype_name == "auto" and _has_int8_products()
+    if quantization == "int8" or (is_wanted and can_pack):
+        return torch.int8
+    return dtype if can_pack and dtype in (torch.float32, torch.bfloat16) else None
+
+
+def build_forward(
+    model: torch.nn.Module,
+    packed: torch.dtype | None,
+    windows: Sequence[int | None],
+    threads: int,
+) -> Forward:
+    """Return the forward of a loaded model, whose weights are taken from it if they are packed.
+
+    packed: see packed_dtype.  windows: of each layer's attention.
+    """
+    if packed is None:
+        return EagerForward(model)
+    from structgen.model.fused.decoder import take_apart
+    from structgen.model.fused.forward import FusedForward
+
+    began = time.perf_counter()
+    forward = FusedForward(take_apart(model, windows, packed), packed, threads)
+    log.info("weights packed", dtype=packed, seconds=round(time.perf_counter() - began, 1))
+    return forward
+
+
+def _can_pack(model: torch.nn.Module) -> bool:
+    if next(model.parameters()).device.type != "cpu" or not importlib.util.find_spec("numba"):
+        return False
+    from structgen.model.fused.decoder import is_known
+
+    return is_known(model)
+
+
+def _has_int8_products() -> bool:
+    """Return whether an instruction adds up products of bytes, four in each of 16 lanes."""
+    return bool(torch.cpu.get_capabilities().get("avx512_vnni"))

@@ -1,0 +1,148 @@
+"""A decoder taken apart: the packed weights of the model classes that are known to the letter.
+
+A class is known by its identity.  One that derives from it, or is like it but for a multiplier or
+another norm, is not it, and runs as it is; what an option of the class may change is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import (
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+)
+
+from structgen.model.fused import passes
+from structgen.model.fused.vectors import LANES
+from structgen.model.fused.weights import PackedLinear, interleaved, pack
+
+_KNOWN = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Norm:
+    """weight: float32 [width]."""
+
+    weight: torch.Tensor
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """One decoder layer.  query_norm, key_norm: of each head.  scale: of the scores."""
+
+    input_norm: Norm
+    qkv: PackedLinear
+    query_norm: Norm | None
+    key_norm: Norm | None
+    output: PackedLinear
+    mlp_norm: Norm
+    gate_up: PackedLinear
+    down: PackedLinear
+    scale: float
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decoder:
+    """embedding: [vocabulary, hidden], of any dtype.  frequencies: float32 [head_dim / 2]."""
+
+    embedding: torch.Tensor
+    layers: tuple[Layer, ...]
+    norm: Norm
+    head: PackedLinear
+    vocab_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    frequencies: torch.Tensor
+    rotary_scale: float
+
+
+def is_known(model: torch.nn.Module) -> bool:
+    """Return whether a Decoder can say all that the model does."""
+    return type(model) in _KNOWN and _has_known_options(model)
+
+
+def _has_known_options(model: Any) -> bool:
+    config, rotary = model.config, model.model.rotary_emb
+    attention = model.model.layers[0].self_attn
+    widths = (config.hidden_size, config.intermediate_size)
+    outputs = (attention.q_proj.out_features, attention.k_proj.out_features)
+    return (
+        config.hidden_act == "silu"
+        and 2 * rotary.inv_freq.numel() == attention.head_dim  # not of a part of the head
+        and attention.head_dim % LANES == 0
+        and all(size % passes.GROUP == 0 for size in (*widths, *outputs))
+    )
+
+
+def take_apart(model: Any, windows: Sequence[int | None], dtype: torch.dtype) -> Decoder:
+    """Pack the weights of a known model as `dtype`, and take them from it, layer by layer."""
+    attention = model.model.layers[0].self_attn
+    return Decoder(
+        embedding=model.model.embed_tokens.weight,
+        layers=tuple(
+            _layer(layer, window, dtype)
+            for layer, window in zip(_emptied(model.model.layers), windows, strict=True)
+        ),
+        norm=_norm(model.model.norm),
+        head=pack(model.lm_head.weight, model.lm_head.bias, dtype),
+        vocab_size=model.lm_head.out_features,
+        num_heads=attention.q_proj.out_features // attention.head_dim,
+        num_kv_heads=attention.k_proj.out_features // attention.head_dim,
+        head_dim=attention.head_dim,
+        frequencies=model.model.rotary_emb.inv_freq.float(),
+        rotary_scale=model.model.rotary_emb.attention_scaling,
+    )
+
+
+def _emptied(layers: torch.nn.ModuleList) -> Iterator[Any]:
+    """Yield the layers, and take the weights from each when it has been used."""
+    for layer in layers:
+        yield layer
+        layer.to("meta")
+
+
+def _layer(layer: Any, window: int | None, dtype: torch.dtype) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    return Layer(
+        input_norm=_norm(layer.input_layernorm),
+        qkv=_joined([attention.q_proj, attention.k_proj, attention.v_proj], dtype),
+        query_norm=_norm(attention.q_norm) if hasattr(attention, "q_norm") else None,
+        key_norm=_norm(attention.k_norm) if hasattr(attention, "k_norm") else None,
+        output=_joined([attention.o_proj], dtype),
+        mlp_norm=_norm(layer.post_attention_layernorm),
+        gate_up=_gate_up(mlp.gate_proj, mlp.up_proj, dtype),
+        down=_joined([mlp.down_proj], dtype),
+        scale=attention.scaling,
+        window=window,
+    )
+
+
+def _norm(norm: Any) -> Norm:
+    return Norm(norm.weight.float(), norm.variance_epsilon)
+
+
+def _joined(linears: list[torch.nn.Linear], dtype: torch.dtype) -> PackedLinear:
+    weight, bias = torch.cat([linear.weight for linear in linears]), None
+    if any(linear.bias is not None for linear in linears):
+        bias = torch.cat([_bias(linear) for linear in linears])
+    return pack(weight, bias, dtype)
+
+
+def _gate_up(gate: torch.nn.Linear, up: torch.nn.Linear, dtype: torch.dtype) -> PackedLinear:
+    weight = interleaved(gate.weight, up.weight)
+    return pack(weight, interleaved(_bias(gate), _bias(up)), dtype)
+
+
+def _bias(linear: torch.nn.Linear) -> torch.Tensor:
+    if linear.bias is None:
+        return linear.weight.new_zeros(linear.out_features)
+    return linear.bias

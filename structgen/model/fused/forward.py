@@ -1,0 +1,82 @@
+"""The forward of a decoder in few calls: one program (passes.py) between two attentions.
+
+    embed ─► program 0 ─► attend ─► program 1 ─► attend ─► ... ─► program n ─► choose rows ─► head
+
+The residual, which each layer adds to, is float32.  Device thread only.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from structgen.model import context
+from structgen.model.fused import passes
+from structgen.model.fused.decoder import Decoder
+from structgen.model.fused.programs import Programs
+from structgen.model.fused.scratch import Scratch
+from structgen.model.fused.team import Team
+from structgen.model.fused.weights import BITS
+
+# Multiply-adds that one thread does alone, in some 10 us: a few times what waking the others takes.
+_GRAIN = 1 << 20
+
+
+class FusedForward:
+    """Computes logits with packed weights, inside a forward context."""
+
+    def __init__(self, decoder: Decoder, dtype: torch.dtype, threads: int) -> None:
+        """dtype: of the packed weights.  Compiles what it runs, if that is not on disk."""
+        self._decoder = decoder
+        self._dtype = dtype
+        self._team = Team(threads)
+        self._task = passes.compile_task(BITS[dtype])
+        self._make_room(64)
+
+    def __call__(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, logits_index: torch.Tensor
+    ) -> torch.Tensor:
+        """Return float32 [L, V], the logits behind the chosen tokens.
+
+        input_ids, positions: int64 [N].  logits_index: int64 [L], into the N tokens.
+        """
+        count = len(input_ids)
+        if count > self._scratch.num_rows:
+            self._make_room(max(count, 2 * self._scratch.num_rows))
+        scratch, layers = self._scratch, self._decoder.layers
+        scratch.residual[:count] = self._decoder.embedding[input_ids]
+        cosines, sines = self._rotary(positions)
+        self._programs.set_step(cosines, sines)
+        q, k, v = (each[:count] for each in (scratch.queries, scratch.keys, scratch.values))
+        forward = context.current()
+        for index, layer in enumerate(layers):
+            self._run(index, count)
+            out = forward.attend(index, q, k, v, scale=layer.scale, window=layer.window)
+            out = out.contiguous()
+            self._programs.set_input(index + 1, out)
+        self._run(len(layers), count)
+        return self._logits(scratch.residual.index_select(0, logits_index))
+
+    def _logits(self, chosen: torch.Tensor) -> torch.Tensor:
+        """Return the logits [L, V] of rows of the residual, [L, hidden]."""
+        head = self._decoder.head
+        logits = torch.empty(len(chosen), head.num_columns)
+        self._programs.set_head(chosen, logits)
+        self._run(len(self._decoder.layers) + 1, len(chosen))
+        return logits[:, : self._decoder.vocab_size]
+
+    def _run(self, index: int, num_rows: int) -> None:
+        is_small = num_rows * self._programs.costs[index] < _GRAIN
+        size = 1 if is_small else self._team.size
+        self._programs.set_threads(index, size)
+        self._team.run(self._task, self._programs.addresses[index], size)
+
+    def _rotary(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the cosines and sines of each token's angles, float32 [N, head_dim / 2]."""
+        angles = positions.unsqueeze(1).float() * self._decoder.frequencies
+        scale = self._decoder.rotary_scale
+        return angles.cos().mul_(scale), angles.sin().mul_(scale)
+
+    def _make_room(self, num_rows: int) -> None:
+        """Replace scratch and programs by ones for so many rows."""
+        self._scratch = Scratch(self._decoder, self._dtype.itemsize, num_rows)
+        self._programs = Programs(self._decoder, self._scratch, self._team.barrier)

@@ -1,0 +1,345 @@
+"""The arithmetic between two attentions, as a program: a list of passes over the rows of a step.
+
+A pass is done by all threads at once, who take its units of work until there are none, and then
+wait for each other.  What a row becomes depends on that row alone, in every bit: its sums are added
+up in one order, whichever rows are computed along with it.
+
+    NORMALISE   x * weight / root mean square of x     -> activations
+    QUANTISE    x                                      -> activations
+    ACTIVATE    gate * sigmoid(gate) * up              -> activations
+    MULTIPLY    activations times weights, plus bias   -> out, or added to out
+    ROTATE      queries, keys and values: normalised, rotated by their positions, parted
+
+Activations are rows of words (vectors.py).  Those of int8 have a scale for each GROUP of a row, so
+that its largest element is 127: one that stands out costs its group precision, not the row.
+
+    row       [width]           whole numbers in [-127, 127]
+    scales    [width / GROUP]   what they are to be multiplied by
+    starts    [width / GROUP]   -128 times their sum, for weights are stored plus 128
+
+Weights lie in panels of PANEL columns, word after word.  Gates and ups alternate, LANES of each.
+All other rows are float32.
+"""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+from pathlib import Path
+
+import numba
+import numpy as np
+from numba import types
+from numba.extending import overload
+
+from structgen import logs
+from structgen.model.fused import vectors
+from structgen.model.fused.vectors import LANES, PANEL_VECTORS
+
+log = logs.get(__name__)
+
+NORMALISE, QUANTISE, ACTIVATE, MULTIPLY, ROTATE = range(5)
+
+BITS_INT8, BITS_BFLOAT16, BITS_FLOAT32 = np.int8, np.uint16, np.float32
+
+PANEL = PANEL_VECTORS * LANES
+GROUP = 32
+_LINE = 4 * LANES  # bytes of a vector
+_PANEL_LINE = 4 * PANEL
+_UNIT_ROWS = 240  # their activations stay in the second level cache; whole tiles
+
+PASS = np.dtype(
+    [
+        ("next", np.int64),  # the first unit of work nobody has taken
+        ("kind", np.int64),
+        # Addresses: rows to read, and to write; scales and starts of those that are activations.
+        *((name, np.intp) for name in ("x", "made", "out", "row_scales", "row_starts")),
+        # Addresses: weights, and of MULTIPLY a scale and a bias for each column.
+        *((name, np.intp) for name in ("weights", "scales", "biases")),
+        # Addresses, of ROTATE: keys and values to write, and norms of their heads, or 0.
+        *((name, np.intp) for name in ("keys", "values", "query_norm", "key_norm")),
+        *((name, np.int64) for name in ("width", "num_columns", "adds")),
+        *((name, np.int64) for name in ("num_heads", "num_kv_heads", "head_dim")),
+        ("epsilon", np.float32),
+    ],
+    align=True,
+)
+
+# What the threads of one call are given the address of.
+PROGRAM = np.dtype(
+    [
+        *((name, np.int64) for name in ("num_passes", "num_rows", "num_threads")),
+        # Addresses.  cosines, sines: float32 [num_rows, head_dim / 2].  barrier: a C function.
+        *((name, np.intp) for name in ("passes", "cosines", "sines", "barrier")),
+    ],
+    align=True,
+)
+
+
+def _jit(**options):
+    return numba.njit(nogil=True, error_model="numpy", **options)
+
+
+# --- passes over rows ---
+
+
+def _pack(bits, source, width, out, scales, starts):
+    """Write a row as activations."""
+
+
+@overload(_pack)
+def _choose_pack(bits, source, width, out, scales, starts):
+    return _pack_groups if bits.instance_type == types.int8 else _pack_plain
+
+
+def _pack_plain(bits, source, width, out, scales, starts):
+    step = LANES * vectors.element_size(bits)
+    for index in range(width // LANES):
+        vectors.pack(bits, vectors.load(source + index * _LINE), out + index * step)
+
+
+def _pack_groups(bits, source, width, out, scales, starts):
+    for group in range(width // GROUP):
+        at = source + 4 * GROUP * group
+        most = poison = vectors.splat(np.float32(0))
+        for offset in range(0, 4 * GROUP, _LINE):
+            lanes = vectors.load(at + offset)
+            most = vectors.larger_size(most, lanes)
+            # 0, but NaN for what is not finite, which whole numbers would hide.
+            poison = poison + lanes * vectors.splat(np.float32(0))
+        peak = vectors.largest(most) + vectors.total(poison)
+        factor = vectors.splat(np.float32(127) / peak if peak > 0 else np.float32(0))
+        total = np.int32(0)
+        for offset in range(0, GROUP, LANES):
+            lanes = vectors.load(at + 4 * offset) * factor
+            total += vectors.pack(bits, lanes, out + GROUP * group + offset)
+        vectors.store_one(peak / np.float32(127), scales + 4 * group)
+        vectors.store_whole(np.int32(-128) * total, starts + 4 * group)
+
+
+@_jit()
+def _root(squares, width, epsilon):
+    """Return 1 / the root of the mean square."""
+    return np.float32(1) / np.float32(math.sqrt(squares / np.float32(width) + epsilon))
+
+
+@_jit()
+def _activate(source, width):
+    """Put gate * sigmoid(gate) * up in place of the first half of a row of gates and ups."""
+    for index in range(width // LANES):
+        at = source + index * 2 * _LINE
+        gate = vectors.load(at)
+        lanes = gate * vectors.sigmoid(gate) * vectors.load(at + _LINE)
+        vectors.store(lanes, source + index * _LINE)
+
+
+@_jit()
+def _normalise(source, weights, width, epsilon, out):
+    squares = vectors.splat(np.float32(0))
+    for at in range(source, source + 4 * width, _LINE):
+        squares = squares + vectors.load(at) * vectors.load(at)
+    root = vectors.splat(_root(vectors.total(squares), width, epsilon))
+    for at in range(0, 4 * width, _LINE):
+        vectors.store(vectors.load(source + at) * root * vectors.load(weights + at), out + at)
+
+
+@_jit()
+def _make_activations(bits, step, num_rows, counter):
+    """Do a pass whose result is activations; a unit is a row."""
+    width, groups = step.width, 4 * (step.width // GROUP)
+    while True:
+        row = vectors.take(counter)
+        if row >= num_rows:
+            return
+        source = step.x + 4 * width * row
+        if step.kind == NORMALISE:
+            made = step.made + 4 * width * row
+            _normalise(source, step.weights, width, step.epsilon, made)
+            source = made
+        elif step.kind == ACTIVATE:
+            source += 4 * width * row
+            _activate(source, width)
+        out = step.out + width * vectors.element_size(bits) * row
+        scales, starts = step.row_scales + groups * row, step.row_starts + groups * row
+        _pack(bits, source, width, out, scales, starts)
+
+
+@_jit()
+def _turn(source, cosines, sines, half, out):
+    """Rotate the pairs (x[d], x[d + half]) of a head."""
+    for d in range(0, 4 * half, 4):
+        cosine, sine = vectors.load_one(cosines + d), vectors.load_one(sines + d)
+        left, right = vectors.load_one(source + d), vectors.load_one(source + 4 * half + d)
+        vectors.store_one(left * cosine - right * sine, out + d)
+        vectors.store_one(right * cosine + left * sine, out + 4 * half + d)
+
+
+@_jit()
+def _rotate_row(step, row, cosines, sines):
+    size, half = 4 * step.head_dim, step.head_dim // 2
+    source = step.x + (step.num_heads + 2 * step.num_kv_heads) * size * row
+    for head in range(step.num_heads + step.num_kv_heads):
+        if head < step.num_heads:
+            norm, target = step.query_norm, step.out + (step.num_heads * row + head) * size
+        else:
+            norm = step.key_norm
+            target = step.keys + (step.num_kv_heads * row + head - step.num_heads) * size
+        if norm:
+            _normalise(source, norm, step.head_dim, step.epsilon, source)
+        _turn(source, cosines, sines, half, target)
+        source += size
+    target = step.values + step.num_kv_heads * size * row
+    for at in range(0, step.num_kv_heads * size, _LINE):
+        vectors.store(vectors.load(source + at), target + at)
+
+
+@_jit()
+def _rotate(step, program, counter):
+    """Do a ROTATE; a unit is a row."""
+    size = 2 * step.head_dim  # of half a head
+    while True:
+        row = vectors.take(counter)
+        if row >= program.num_rows:
+            return
+        _rotate_row(step, row, program.cosines + size * row, program.sines + size * row)
+
+
+# --- products ---
+
+
+def _sum_products(bits, rows, step, x, row, weights):
+    """Return a tile: the products of some rows with a panel.  x: address of the first row."""
+
+
+@overload(_sum_products, jit_options={"forceinline": True})
+def _choose_sum_products(bits, rows, step, x, row, weights):
+    return _sum_groups if bits.instance_type == types.int8 else _sum_plain
+
+
+def _sum_plain(bits, rows, step, x, row, weights):
+    x_step = step.width * vectors.element_size(bits)
+    tile = vectors.zeros(rows)
+    for word in range(x_step // 4):
+        tile = vectors.add_products(bits, tile, x + 4 * word, x_step, weights + _PANEL_LINE * word)
+    return tile
+
+
+def _sum_groups(bits, rows, step, x, row, weights):
+    groups = 4 * (step.width // GROUP)
+    scales, starts = step.row_scales + groups * row, step.row_starts + groups * row
+    tile = vectors.zeros(rows)
+    for group in range(0, groups, 4):
+        whole = vectors.starts(rows, starts + group, groups)
+        for _ in range(GROUP // 4):
+            whole = vectors.add_products(bits, whole, x, step.width, weights)
+            x += 4
+            weights += _PANEL_LINE
+        tile = vectors.add_scaled(tile, whole, scales + group, groups)
+    return tile
+
+
+@_jit(forceinline=True)
+def _tile(bits, rows, step, row, column, weights):
+    """Multiply the rows of one tile, an element of the tuple `rows` each, by one panel."""
+    x = step.x + step.width * vectors.element_size(bits) * row
+    tile = _sum_products(bits, rows, step, x, row, weights)
+    tile = vectors.scale_columns(tile, step.scales + 4 * column, step.biases + 4 * column)
+    out_step = 4 * step.num_columns
+    target = step.out + out_step * row + 4 * column
+    if step.adds:
+        tile = vectors.add_tile(tile, target, out_step)
+    vectors.store_tile(tile, target, out_step)
+
+
+_SIX, _FOUR, _TWO, _ONE = ((0,) * count for count in (6, 4, 2, 1))
+
+
+@_jit()
+def _multiply_panel(bits, step, row, stop, column, weights):
+    """Multiply rows [row, stop) by one panel, in tiles of as many rows as registers can hold."""
+    while row < stop:
+        left = stop - row
+        if vectors.HAS_32_REGISTERS and left >= 6:
+            _tile(bits, _SIX, step, row, column, weights)
+            row += 6
+        elif left >= 4:
+            _tile(bits, _FOUR, step, row, column, weights)
+            row += 4
+        elif left >= 2:
+            _tile(bits, _TWO, step, row, column, weights)
+            row += 2
+        else:
+            _tile(bits, _ONE, step, row, column, weights)
+            row += 1
+
+
+@_jit()
+def _multiply(bits, step, num_rows, counter):
+    """Do a MULTIPLY; a unit is a panel times some rows."""
+    num_panels = step.num_columns // PANEL
+    panel_size = step.width * vectors.element_size(bits) * PANEL
+    num_units = num_panels * ((num_rows + _UNIT_ROWS - 1) // _UNIT_ROWS)
+    while True:
+        unit = vectors.take(counter)
+        if unit >= num_units:
+            return
+        panel, row = unit % num_panels, unit // num_panels * _UNIT_ROWS
+        stop = min(row + _UNIT_ROWS, num_rows)
+        weights = step.weights + panel_size * panel
+        _multiply_panel(bits, step, row, stop, panel * PANEL, weights)
+
+
+# --- programs ---
+
+
+@_jit()
+def _run(bits, program, steps):
+    """Do what falls to one thread, in every pass."""
+    for index in range(program.num_passes):
+        # Nobody is in the pass before any more: that of the last call, if this is the first.
+        steps[index - 1].next = 0
+        step, counter = steps[index], program.passes + index * _PASS_SIZE
+        if step.kind == MULTIPLY:
+            _multiply(bits, step, program.num_rows, counter)
+        elif step.kind == ROTATE:
+            _rotate(step, program, counter)
+        else:
+            _make_activations(bits, step, program.num_rows, counter)
+        if program.num_threads > 1:
+            vectors.call(program.barrier)
+
+
+_PASS_SIZE = PASS.itemsize
+_tasks: list[object] = []  # the owners of the compiled code, for the process's life
+
+
+@functools.cache
+def compile_task(bits: type[np.generic]) -> int:
+    """Return the address of what each thread runs: a C function of the address of a PROGRAM."""
+    # numba renews what it has on disk when this file changes, not when one that it imports does;
+    # but what a function closes over is part of its name there.
+    imported = hashlib.sha256(Path(vectors.__file__).read_bytes()).hexdigest()
+
+    def task(address):
+        _ = imported
+        program = numba.carray(address, 1, PROGRAM)[0]
+        steps = numba.carray(vectors.pointer(program.passes), program.num_passes, PASS)
+        _run(bits, program, steps)
+
+    compiled = numba.cfunc(types.void(types.voidptr), cache=can_cache())(task)
+    _tasks.append(compiled)
+    address: int = compiled.address
+    return address
+
+
+def can_cache() -> bool:
+    """Return whether compiled code can be kept: next to this file, or else in the user's cache."""
+    try:
+        numba.njit(cache=True)(can_cache)  # compiles nothing yet, only looks for a place
+    except RuntimeError:
+        log.warning("no place for compiled passes, each start compiles them again")
+        return False
+    return True

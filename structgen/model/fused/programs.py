@@ -1,0 +1,146 @@
+"""The programs of a decoder, written out: which passes, over which memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from structgen.model.fused import passes
+from structgen.model.fused.decoder import Decoder, Layer, Norm
+from structgen.model.fused.scratch import Scratch
+from structgen.model.fused.weights import PackedLinear
+
+Pass = dict[str, int | float]
+
+
+class Programs:
+    """Program i begins with what is left of layer i - 1, and ends with what layer i attends to.
+
+    The last but one only ends the last layer, and the last one is the head's.  The first pass of
+    each reads what comes from outside.
+    addresses: of the programs.  costs: multiply-adds of each, for one row.
+    """
+
+    def __init__(self, decoder: Decoder, scratch: Scratch, barrier: int) -> None:
+        programs = [*_between_attentions(decoder, scratch), _head(decoder, scratch)]
+        counts = np.array([len(program) for program in programs])
+        self._firsts = np.cumsum(counts) - counts
+        self._passes = _records([one for program in programs for one in program])
+        self._programs = np.zeros(len(programs), passes.PROGRAM)
+        self._programs["num_passes"] = counts
+        places = self._passes.ctypes.data + self._firsts * passes.PASS.itemsize
+        self._programs["passes"] = places
+        self._programs["barrier"] = barrier
+        start = self._programs.ctypes.data
+        self.addresses = [start + i * passes.PROGRAM.itemsize for i in range(len(programs))]
+        self.costs = [sum(_cost(one) for one in program) for program in programs]
+
+    def set_step(self, cosines: torch.Tensor, sines: torch.Tensor) -> None:
+        """Say where the rotary embeddings of a step are, float32 [num_rows, head_dim / 2]."""
+        self._programs["num_rows"] = len(cosines)
+        self._programs["cosines"], self._programs["sines"] = cosines.data_ptr(), sines.data_ptr()
+
+    def set_threads(self, index: int, num_threads: int) -> None:
+        self._programs["num_threads"][index] = num_threads
+
+    def set_input(self, index: int, x: torch.Tensor) -> None:
+        """Say where program `index` begins to read, float32 [num_rows, ...]."""
+        self._passes["x"][self._firsts[index]] = x.data_ptr()
+
+    def set_head(self, x: torch.Tensor, logits: torch.Tensor) -> None:
+        """Say where the head reads and writes, float32 [num_rows, ...] both."""
+        self.set_input(-1, x)
+        self._passes["out"][-1] = logits.data_ptr()
+        self._programs["num_rows"][-1] = len(x)
+
+
+def _between_attentions(decoder: Decoder, scratch: Scratch) -> list[list[Pass]]:
+    begin = [_begin(decoder, layer, scratch) for layer in decoder.layers]
+    end = [_end(layer, scratch) for layer in decoder.layers]
+    return [last + first for last, first in zip([[], *end], [*begin, []], strict=True)]
+
+
+def _begin(decoder: Decoder, layer: Layer, scratch: Scratch) -> list[Pass]:
+    """Return what makes queries, keys and values of the residual."""
+    norms = {"query_norm": layer.query_norm, "key_norm": layer.key_norm}
+    rotate: Pass = {name: norm.weight.data_ptr() for name, norm in norms.items() if norm}
+    rotate |= {
+        "kind": passes.ROTATE,
+        "x": scratch.qkv.data_ptr(),
+        "out": scratch.queries.data_ptr(),
+        "keys": scratch.keys.data_ptr(),
+        "values": scratch.values.data_ptr(),
+        "num_heads": decoder.num_heads,
+        "num_kv_heads": decoder.num_kv_heads,
+        "head_dim": decoder.head_dim,
+        "epsilon": layer.query_norm.epsilon if layer.query_norm else 0.0,
+    }
+    return [
+        _normalise(layer.input_norm, scratch),
+        _multiply(layer.qkv, scratch.qkv, scratch),
+        rotate,
+    ]
+
+
+def _end(layer: Layer, scratch: Scratch) -> list[Pass]:
+    """Return what adds to the residual: what was attended to, then the mlp's."""
+    quantise = _activations(passes.QUANTISE, layer.output.width, scratch)
+    activate = _activations(passes.ACTIVATE, layer.down.width, scratch)
+    return [
+        quantise,
+        _multiply(layer.output, scratch.residual, scratch) | {"adds": 1},
+        _normalise(layer.mlp_norm, scratch),
+        _multiply(layer.gate_up, scratch.gate_up, scratch),
+        activate | {"x": scratch.gate_up.data_ptr()},
+        _multiply(layer.down, scratch.residual, scratch) | {"adds": 1},
+    ]
+
+
+def _head(decoder: Decoder, scratch: Scratch) -> list[Pass]:
+    """Return what makes logits of rows of the residual, both of them outside."""
+    head = _multiply(decoder.head, scratch.residual, scratch)
+    return [_normalise(decoder.norm, scratch), head]
+
+
+def _normalise(norm: Norm, scratch: Scratch) -> Pass:
+    return _activations(passes.NORMALISE, len(norm.weight), scratch) | {
+        "x": scratch.residual.data_ptr(),
+        "made": scratch.normalised.data_ptr(),
+        "weights": norm.weight.data_ptr(),
+        "epsilon": norm.epsilon,
+    }
+
+
+def _activations(kind: int, width: int, scratch: Scratch) -> Pass:
+    return {"kind": kind, "width": width, "out": scratch.activations.data_ptr()} | _groups(scratch)
+
+
+def _multiply(linear: PackedLinear, out: torch.Tensor, scratch: Scratch) -> Pass:
+    return _groups(scratch) | {
+        "kind": passes.MULTIPLY,
+        "x": scratch.activations.data_ptr(),
+        "out": out.data_ptr(),
+        "weights": linear.weights.data_ptr(),
+        "scales": linear.scales.data_ptr(),
+        "biases": linear.biases.data_ptr(),
+        "width": linear.width,
+        "num_columns": linear.num_columns,
+    }
+
+
+def _groups(scratch: Scratch) -> Pass:
+    return {"row_scales": scratch.scales.data_ptr(), "row_starts": scratch.starts.data_ptr()}
+
+
+def _cost(one: Pass) -> int:
+    """Return the multiply-adds of a pass for one row; only products count."""
+    return int(one.get("width", 0) * one.get("num_columns", 0))
+
+
+def _records(fields: list[Pass]) -> npt.NDArray[np.void]:
+    records = np.zeros(len(fields), passes.PASS)
+    for record, values in zip(records, fields, strict=True):
+        for name, value in values.items():
+            record[name] = value
+    return records

@@ -1,0 +1,81 @@
+"""Which models get packed weights, and of which type."""
+
+import importlib.util
+
+import pytest
+import torch
+
+from structgen.config import EngineConfig
+from structgen.errors import ConfigError
+from structgen.model.forward import packed_dtype
+from structgen.model.load import load_model
+from structgen.model.runner import ModelRunner
+from structgen.model.sources import resolve
+from structgen.tokenizer import Tokenizer
+
+
+def model(name: str = "llama", dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    loaded, _ = load_model(resolve(f"random:{name}"), dtype=dtype, device=torch.device("cpu"))
+    return loaded
+
+
+@pytest.fixture
+def has_int8_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_vnni": True})
+
+
+@pytest.mark.usefixtures("has_int8_products")
+def test_auto_is_int8_unless_a_dtype_was_named() -> None:
+    assert packed_dtype("auto", "auto", model()) == torch.int8
+    assert packed_dtype("auto", "float32", model()) == torch.float32
+    assert packed_dtype("none", "auto", model(dtype=torch.bfloat16)) == torch.bfloat16
+
+
+def test_auto_is_no_int8_on_a_cpu_that_is_slow_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_vnni": False})
+    assert packed_dtype("auto", "auto", model()) == torch.float32
+    assert packed_dtype("int8", "auto", model()) == torch.int8
+
+
+@pytest.mark.usefixtures("has_int8_products")
+@pytest.mark.parametrize("name", ["gemma", "gemma2", "llama?intermediate_size=80"])
+def test_a_model_that_is_not_known_to_the_letter_runs_as_it_is(name: str) -> None:
+    assert packed_dtype("auto", "auto", model(name)) is None
+    with pytest.raises(ConfigError, match=r"int8 is for Llama, Mistral and Qwen .*ForCausalLM"):
+        packed_dtype("int8", "auto", model(name))
+
+
+def test_another_activation_is_not_taken_for_the_usual_one() -> None:
+    llama = model()
+    llama.config.hidden_act = "gelu"  # type: ignore[union-attr, assignment]
+    assert packed_dtype("none", "auto", llama) is None
+
+
+def test_a_class_that_derives_from_a_known_one_is_not_known() -> None:
+    llama = model()
+    llama.__class__ = type("Own", (type(llama),), {})
+    assert packed_dtype("none", "auto", llama) is None
+
+
+@pytest.mark.usefixtures("has_int8_products")
+def test_without_numba_the_model_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert packed_dtype("auto", "auto", model()) is None
+
+
+def test_half_floats_are_not_packed() -> None:
+    assert packed_dtype("auto", "float16", model(dtype=torch.float16)) is None
+
+
+def test_a_quantization_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigError, match="one of auto, none, int8, got 'int3'"):
+        packed_dtype("int3", "auto", model())
+
+
+@pytest.mark.parametrize(("asked", "told"), [("int8", "int8"), ("none", "none")])
+def test_the_model_says_what_it_was_rounded_to(asked: str, told: str) -> None:
+    folder = resolve("random:llama")
+    tokenizer = Tokenizer.load(folder)
+    config = EngineConfig(model="random:llama", quantization=asked, threads=1, num_blocks=4)
+    runner = ModelRunner(config, folder, tokenizer.size, list(tokenizer.eos_ids))
+    assert runner.info.quantization == told
