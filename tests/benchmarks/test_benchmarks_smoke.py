@@ -232,3 +232,15 @@ def test_streams_are_measured_beside_hostile_inputs_and_beside_new_schemas(tmp_p
     assert hostile["engine_growth_mb"] < 512
     (schemas,) = of_case(lines, "schemas")
     assert schemas["answers"] == {"OK": 4}
+
+
+def test_quality_compares_each_type_with_float32() -> None:
+    lines = of_case(run("quality.py"), "quality")
+    assert [(line["type"], line["text"]) for line in lines] == [
+        (name, text) for name in ("float32", "bfloat16", "int8") for text in ("prose", "prompts")
+    ]
+    for line in lines:
+        assert line["n"] > 100
+        assert line["perplexity_ratio"] == pytest.approx(1, abs=0.1)
+        assert 0.7 < line["agreement"] <= 1
+    assert [line["agreement"] for line in lines[:2]] == [1, 1]
