@@ -9,7 +9,7 @@ Streams run all the time, one request after another, with neither constraint nor
                   hostile    the inputs of tests/hostile_inputs.py, a few at a time
                   plain      --burst short prompts at once, one token each
                   schemas    the same prompts, each with a schema that is new to the server
-                `ratio` is of the p99, to that of the streams alone just before
+                `ratio` is of the p99, to that of the streams alone just before and after
     hostile     what became of the inputs, the slowest answers, and how much the engine has grown
     schemas     the first tokens of the burst: how long they took, and how many were refused
 
@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import sys
 import time
 from collections import Counter
@@ -51,7 +52,7 @@ from hostile_inputs import HOSTILE  # needs the line above
 
 AT_A_TIME = 4
 SLOWEST = 5
-STREAM_TOKENS = 1000  # of one request of a stream
+STREAM_TOKENS = 200  # of one request of a stream; at any time some are at each part of them
 SETTLE_S = 1.0  # between two measurements
 
 
@@ -65,7 +66,10 @@ class Streams:
 
     @asynccontextmanager
     async def running(self, count: int) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(self._run(number)) for number in range(count)]
+        tasks = [
+            asyncio.create_task(self._run(number, STREAM_TOKENS * (number + 1) // count))
+            for number in range(count)
+        ]
         try:
             yield
         finally:
@@ -83,11 +87,14 @@ class Streams:
         gaps, self._gaps = self._gaps, []
         return gaps
 
-    async def _run(self, number: int) -> None:
-        params = SamplingParams(temperature=0.0, max_tokens=STREAM_TOKENS, ignore_eos=True)
-        while True:
+    async def _run(self, number: int, tokens_first: int) -> None:
+        """tokens_first: of the first request."""
+        for turn in itertools.count():
+            max_tokens = STREAM_TOKENS if turn else tokens_first
+            params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+            prompt = f"Story {number}.{turn}:"
             last: float | None = None
-            async with aclosing(self._client.stream(f"Story {number}:", params)) as pieces:
+            async with aclosing(self._client.stream(prompt, params)) as pieces:
                 async for piece in pieces:
                     now = time.perf_counter()
                     tokens = max(1, len(piece.token_ids))
@@ -155,11 +162,13 @@ class Bench:
         async with self._streams.running(streams):
             await asyncio.sleep(SETTLE_S)
             self._streams.take()
-            await asyncio.sleep(self._seconds)
+            await asyncio.sleep(self._seconds / 2)
             alone = self._streams.take()
             outcomes = await work()
             await self._streams.next_tokens()
             loaded = self._streams.take()
+            await asyncio.sleep(self._seconds / 2)
+            alone += self._streams.take()
         print_line("streams", streams=streams, beside="nothing", **_gaps(alone))
         ratio = percentile(loaded, 99) / percentile(alone, 99)
         print_line("streams", streams=streams, beside=name, ratio=ratio, **_gaps(loaded))

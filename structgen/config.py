@@ -79,7 +79,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     # Two, so that one which takes all of its time does not hold up the others; they get of the CPU
     # what the forward leaves, and more of them would only share that.
     compile_threads: Annotated[
-        int, Meta(ge=1, le=64, description="constraints compiled at the same time")
+        int, Meta(ge=1, le=64, description="short compiles at a time; long ones beside")
     ] = 2
     # A constraint is a stranger's program, so it is tried where it can be killed.
     isolate_compile: Annotated[

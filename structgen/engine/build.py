@@ -10,6 +10,7 @@ from functools import partial
 from structgen import logs
 from structgen.config import EngineConfig, let_threads_sleep
 from structgen.engine.core import EngineCore, Inbound
+from structgen.grammar import turns
 from structgen.grammar.base import Vocabulary
 from structgen.grammar.checks import Judged
 from structgen.grammar.choosing import Backends
@@ -88,11 +89,12 @@ def _build_grammars(
     trace: Trace,
 ) -> GrammarManager:
     backends = Backends(vocabulary)
+    aside = turns.MAX_JOBS if template is not None else 0
     return GrammarManager(
         backends,
         vocabulary.size,
         post,
-        threads=config.compile_threads,
+        threads=config.compile_threads + aside,
         cache_bytes=config.compile_cache_bytes,
         cache_entries=config.compile_cache_entries,
         queue_length=config.compile_queue,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import queue
 import signal
 import threading
+from functools import partial
 
 from structgen import logs
 from structgen.constraints import Constraint
@@ -17,6 +18,7 @@ from structgen.errors import InternalError, LimitExceeded, StructgenError, from_
 from structgen.grammar.base import Vocabulary
 from structgen.grammar.choosing import Backends, Chosen
 from structgen.grammar.jobs import Compile, Job, Result, field_of_job, name_of, recipe_of
+from structgen.grammar.turns import Turns
 from structgen.grammar.worker_process import EXIT_OUT_OF_MEMORY, Ended, Limits, out_of_memory
 from structgen.grammar.workers import TemplateLost, TemplateProcess, WorkerLost, WorkerProcess
 
@@ -27,7 +29,7 @@ _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal
 
 
 class IsolatedWorkshop:
-    """Does as many jobs at a time as it has workers.  Thread-safe."""
+    """Does as many jobs at a time as it has workers, and some long ones besides.  Thread-safe."""
 
     def __init__(
         self,
@@ -46,6 +48,7 @@ class IsolatedWorkshop:
         self._closed = False
         self._lock = threading.Lock()  # of _template, _closed and _live
         self._live: set[WorkerProcess] = set()
+        self._turns = Turns()
         self._idle: queue.SimpleQueue[WorkerProcess | None] = queue.SimpleQueue()
         for _ in range(num_workers):
             self._idle.put(None)
@@ -62,10 +65,11 @@ class IsolatedWorkshop:
 
     def perform(self, job: Job) -> Result:
         worker: WorkerProcess | None = None
+        place = _Place(self._idle, self._turns)
         try:
-            worker = self._require_alive(self._idle.get())
-            reply = worker.perform(job)
-            if reply.last:
+            worker = self._require_alive(place.take())
+            reply = worker.perform(job, partial(place.step_aside, worker))
+            if reply.last or place.is_aside:
                 self._dismiss(worker)
                 worker = None
             return reply.result
@@ -77,7 +81,7 @@ class IsolatedWorkshop:
         except TemplateLost as loss:
             raise LimitExceeded(f"nothing can be compiled at the moment: {loss}") from None
         finally:
-            self._idle.put(worker)
+            place.leave(worker)
 
     def close(self) -> None:
         with self._lock:
@@ -86,6 +90,7 @@ class IsolatedWorkshop:
         for worker in live:
             worker.kill()
             self._dismiss(worker)
+        self._turns.close()
         self._template.close()
 
     def _require_alive(self, worker: WorkerProcess | None) -> WorkerProcess:
@@ -114,6 +119,7 @@ class IsolatedWorkshop:
         return worker
 
     def _dismiss(self, worker: WorkerProcess) -> None:
+        self._turns.leave(worker)
         worker.end()
         with self._lock:
             self._live.discard(worker)
@@ -135,6 +141,30 @@ class IsolatedWorkshop:
             return InternalError(f"{name_of(job)} crashed a library ({name})", field=field)
         log.warning("a compile worker was lost", end=loss.end)
         return LimitExceeded(f"the process that was {name_of(job)} was lost", field=field)
+
+
+class _Place:
+    """Where a job is done: another's once the job steps aside, or else when it is over."""
+
+    def __init__(self, idle: queue.SimpleQueue[WorkerProcess | None], turns: Turns) -> None:
+        self.is_aside = False
+        self._idle = idle
+        self._turns = turns
+
+    def take(self) -> WorkerProcess | None:
+        """Wait for a place; return the worker that is there, if there is one."""
+        return self._idle.get()
+
+    def step_aside(self, worker: WorkerProcess) -> None:
+        """Let a short job have the place, unless too many have stepped aside."""
+        self.is_aside = self._turns.join(worker)
+        if self.is_aside:
+            self._idle.put(None)
+
+    def leave(self, worker: WorkerProcess | None) -> None:
+        """worker: for the next job there."""
+        if not self.is_aside:
+            self._idle.put(worker)
 
 
 def _ran_out_of_memory(end: Ended) -> bool:

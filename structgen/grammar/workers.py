@@ -11,8 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-
-import msgspec
+from collections.abc import Callable
 
 from structgen.grammar import frames
 from structgen.grammar.base import Vocabulary
@@ -35,14 +34,13 @@ from structgen.grammar.worker_process import (
 )
 
 STDERR = 2
-# A worker ends itself at its time limit, which is of the processor: this much of the clock later
-# the engine ends it, so that nobody waits long for one that others leave no time to.
-SLACK_S = 0.5
+# A worker ends itself at its time limit, which is of the processor.  At this many times as much of
+# the clock the engine ends it, so that nobody waits long for one that others leave no time to.
+CLOCK_LIMIT = 2.0
 
 # Most jobs take milliseconds, and somebody waits for their first token.  One that takes longer
-# gives way to everything else: the streams that run beside it are not to blame.
+# gives way to the streams that run beside it: they are not to blame.
 PATIENCE_S = 0.05
-NICENESS_OF_LONG_JOBS = 15
 TEMPLATE_TIMEOUT_S = 60.0
 
 
@@ -156,7 +154,7 @@ class WorkerProcess:
         self.pid = pid
         self._template = template
         self._connection = connection
-        self._connection.settimeout(limits.time_s + SLACK_S)
+        self._connection.settimeout(CLOCK_LIMIT * limits.time_s)
         # Unlike its id, this is never another's; only `end` has it reaped, so it is there still.
         self._handle = os.pidfd_open(pid)
         self._ending = threading.Lock()
@@ -170,13 +168,15 @@ class WorkerProcess:
             return False
         return not self._answers_within(0)
 
-    def perform(self, job: Job) -> Reply:
-        """Raises WorkerLost: nothing more can be asked of it."""
+    def perform(self, job: Job, when_long: Callable[[], None]) -> Reply:
+        """when_long: called if the job takes long, once.
+
+        Raises WorkerLost: nothing more can be asked of it.
+        """
         try:
             frames.send(self._connection, encode(job))
-            is_long = not self._answers_within(PATIENCE_S)
-            if is_long:
-                self._give_way()
+            if not self._answers_within(PATIENCE_S):
+                when_long()
             message = frames.receive(self._connection)
         except TimeoutError:
             self.kill()
@@ -186,24 +186,27 @@ class WorkerProcess:
         if message is None:
             raise WorkerLost(self.end())
         reply: Reply = decode_reply(message)
-        # It may not raise its priority again, so the next job gets another worker.
-        return msgspec.structs.replace(reply, last=True) if is_long else reply
+        return reply
 
     def _answers_within(self, seconds: float) -> bool:
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
         return bool(poll.poll(seconds * 1000))
 
-    def _give_way(self) -> None:
-        # Only `end` has it reaped, on this thread or after its kill: the id is still its own.
-        with self._ending, contextlib.suppress(ProcessLookupError, PermissionError):
-            if not self._is_over:
-                os.setpriority(os.PRIO_PROCESS, self.pid, NICENESS_OF_LONG_JOBS)
+    def pause(self) -> None:
+        """Have it stop where it is."""
+        self._send(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._send(signal.SIGCONT)
 
     def kill(self) -> None:
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: signal.Signals) -> None:
         with self._ending, contextlib.suppress(ProcessLookupError):
             if not self._is_over:
-                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+                signal.pidfd_send_signal(self._handle, number)
 
     def end(self) -> Ended | None:
         """Have it end, unless it has; say how it did, if that is known.  Idempotent."""

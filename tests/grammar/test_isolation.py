@@ -194,6 +194,18 @@ def test_one_compile_does_not_wait_for_another_that_takes_long(
     slow.join()
 
 
+def test_a_short_compile_does_not_wait_for_as_many_long_ones_as_there_are_workers(
+    workshop: IsolatedWorkshop,
+) -> None:
+    slow = [threading.Thread(target=fails, args=(workshop, ENDLESS)) for _ in range(3)]
+    for thread in slow:
+        thread.start()
+    assert_serves(workshop)
+    assert all(thread.is_alive() for thread in slow)
+    for thread in slow:
+        thread.join()
+
+
 def test_workers_lost_while_idle_are_replaced(workshop: IsolatedWorkshop) -> None:
     for worker in workers():
         kill(worker.pid)

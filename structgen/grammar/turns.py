@@ -1,0 +1,118 @@
+"""Long jobs take turns, so that the streams beside them lose a bounded part of the processors.
+
+    processors left idle    as many jobs run as there are such processors
+    none                    one at a time, for a slice of each round; all others are stopped
+
+Priorities do not do that: of three threads on two processors, two of the forward may share one for
+a tenth of a second while the nicest has the other; and one that gets only what is left over gets
+nothing beside a busy engine, so that a schema of a tenth of a second would never be compiled.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+MAX_JOBS = 4
+ROUND_S = 0.05
+SLICE_S = 0.01
+# Of a processor that is held to be idle, what may be in use: nothing is ever quite idle.
+TOLERANCE = 0.1
+
+
+class Pausable(Protocol):
+    """A process with one job."""
+
+    def pause(self) -> None: ...
+
+    def go_on(self) -> None: ...
+
+
+class Turns:
+    """The processes whose jobs take long.  Thread-safe.
+
+    count_spare: how many processors were left idle since it was last called; by this process alone
+    unless given.
+    """
+
+    def __init__(self, count_spare: Callable[[], int] | None = None) -> None:
+        self._count_spare = count_spare or Load().count_spare
+        self._changed = threading.Condition()  # of what follows
+        self._workers: list[Pausable] = []
+        self._spare = 0
+        self._closed = False
+        threading.Thread(target=self._run, name="turns", daemon=True).start()
+
+    def join(self, worker: Pausable) -> bool:
+        """Have a worker that is busy take turns, unless too many do; whether it does."""
+        with self._changed:
+            if len(self._workers) >= MAX_JOBS:
+                return False
+            self._workers.append(worker)
+            if not self._spare:
+                worker.pause()
+            self._changed.notify()
+        return True
+
+    def leave(self, worker: Pausable) -> None:
+        """Leave a worker alone, running, if it took turns."""
+        with self._changed:
+            if worker in self._workers:
+                self._workers.remove(worker)
+                worker.go_on()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while self._wait_for_work():
+            with self._changed:
+                self._spare = self._count_spare()
+                running = self._next(max(1, self._spare))
+            if self._spare:
+                time.sleep(ROUND_S)
+            else:
+                time.sleep(SLICE_S)
+                self._pause(running)
+                time.sleep(ROUND_S - SLICE_S)
+
+    def _wait_for_work(self) -> bool:
+        """Return whether there is any; False: there never will be."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._workers or self._closed)
+            return not self._closed
+
+    def _next(self, count: int) -> list[Pausable]:
+        """Let those run that have waited longest."""
+        running, waiting = self._workers[:count], self._workers[count:]
+        self._workers = waiting + running
+        for worker in waiting:
+            worker.pause()
+        for worker in running:
+            worker.go_on()
+        return running
+
+    def _pause(self, workers: list[Pausable]) -> None:
+        with self._changed:
+            for worker in workers:
+                if worker in self._workers:
+                    worker.pause()
+
+
+class Load:
+    """What this process, without its children, uses of the processors."""
+
+    def __init__(self) -> None:
+        self._processors = len(os.sched_getaffinity(0))
+        self._seen = time.perf_counter(), time.process_time()
+
+    def count_spare(self) -> int:
+        """Return how many it has left idle since the last call."""
+        before, self._seen = self._seen, (time.perf_counter(), time.process_time())
+        wall, used = (now - then for now, then in zip(self._seen, before, strict=True))
+        return max(0, int(self._processors - used / max(wall, 1e-6) + TOLERANCE))
