@@ -54,6 +54,9 @@ AT_A_TIME = 4
 SLOWEST = 5
 STREAM_TOKENS = 200  # of one request of a stream; at any time some are at each part of them
 SETTLE_S = 1.0  # between two measurements
+# Its pages are all touched before anything is measured: they are no growth.
+KV_BYTES = 256 << 20
+FILLING = (24, 50)  # prompts, and words of each
 
 
 class Streams:
@@ -132,6 +135,13 @@ async def send_hostile(address: str, make: Mapping[str, Callable[[], object]]) -
         return list(await asyncio.gather(*map(send, make)))
 
 
+async def fill_cache(client: AsyncClient) -> None:
+    params = SamplingParams(max_tokens=1)
+    count, words = FILLING
+    for number in range(count):
+        await client.generate(" ".join(f"{number}-{word}" for word in range(words)), params)
+
+
 async def send_burst(
     client: AsyncClient, count: int, schemas: Sequence[JsonSchema]
 ) -> list[Outcome]:
@@ -195,12 +205,16 @@ def _report_hostile(outcomes: Sequence[Outcome], growth: int | None) -> None:
 async def benchmark(given: argparse.Namespace) -> None:
     schemas = shuffled(given.schemas)[: given.burst]
     inputs = dict(list(HOSTILE.items())[:: given.every])
-    async with server(given) as address, AsyncClient(address) as client:
+    async with (
+        server(given, "--kv-cache-memory", str(KV_BYTES)) as address,
+        AsyncClient(address) as client,
+    ):
         await client.wait_ready(START_TIMEOUT_S)
         model = await client.model_info()
         print_machine("hostile", model=model.name, dtype=model.dtype, threads=given.threads)
         engine = _engine()
         bench = Bench(client, given.seconds)
+        await fill_cache(client)
         await send_burst(client, 8, ())  # warm up
         before = engine.memory_info().rss if engine else 0
         outcomes = await bench.beside(

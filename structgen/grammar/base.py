@@ -26,8 +26,6 @@ from structgen.constraints import (
     Regex,
     StructuralTag,
 )
-from structgen.errors import ConstraintError
-from structgen.grammar import bitmask
 from structgen.grammar.ebnf.tree import Grammar
 
 
@@ -167,27 +165,6 @@ class GrammarError(Exception):
 
 class TooSlow(GrammarError):
     """What may come next takes too long to find; the request is to end, and may be told so."""
-
-
-def require_a_start(
-    backend: GrammarBackend, compiled: CompiledConstraint, constraint: Constraint, vocab_size: int
-) -> None:
-    """Look at the first mask: the libraries compile grammars of nothing without complaint.
-
-    Raises ConstraintError: neither a token nor the end is allowed, or there is no mask.
-    """
-    matcher = compiled.new_matcher()
-    words = bitmask.allocate(1, vocab_size)
-    try:
-        backend.fill([matcher], words, [0])
-    except GrammarError as error:
-        raise ConstraintError(str(error), field=field_of(constraint)) from None
-    words &= bitmask.full(vocab_size)
-    if not words.any() and not matcher.accepting:
-        raise ConstraintError(
-            "the constraint matches no text that this vocabulary can spell",
-            field=field_of(constraint),
-        )
 
 
 def field_of(constraint: Constraint) -> str:

@@ -53,8 +53,8 @@ from structgen.grammar.base import (
     Native,
     Vocabulary,
     field_of,
-    require_a_start,
 )
+from structgen.grammar.beginning import require_a_beginning
 from structgen.grammar.ebnf import Grammar, to_lexemes, to_regex
 from structgen.grammar.ecma_regex import Style, escape, translate
 from structgen.grammar.guard import TextGuard, TextWatch, json_automaton
@@ -82,7 +82,7 @@ class LLGuidanceBackend(GrammarBackend):
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Raises ConfigError: no token is without text, so that none can stand for the end."""
-        self._vocab_size = vocabulary.size
+        self._vocabulary = vocabulary
         wrapper = _TokenizerWrapper(vocabulary)
         self._tokenizer = llguidance.LLTokenizer(wrapper)  # type: ignore[arg-type]
         self._end = wrapper.eos_token_id
@@ -101,9 +101,10 @@ class LLGuidanceBackend(GrammarBackend):
     def compile_native(self, constraint: Constraint, native: Native) -> LLGuidanceCompiled:
         handle = llguidance.LLMatcher(self._tokenizer, native.text, log_level=0, limits=_LIMITS)
         watch = self._watch(constraint)
-        compiled = LLGuidanceCompiled(handle, len(native.text), self._end, watch)
-        require_a_start(self, compiled, constraint, self._vocab_size)
-        return compiled
+        # With the matcher that all others are copied from: what it learns of its lexer, they know.
+        start = LLGuidanceMatcher(handle, self._end, watch.fork())
+        require_a_beginning(self, start, constraint, self._vocabulary)
+        return LLGuidanceCompiled(handle, len(native.text), self._end, watch)
 
     def fill(
         self, matchers: Sequence[Matcher], words: npt.NDArray[np.int32], rows: Sequence[int]

@@ -48,8 +48,8 @@ from structgen.grammar.base import (
     Native,
     Vocabulary,
     field_of,
-    require_a_start,
 )
+from structgen.grammar.beginning import require_a_beginning
 from structgen.grammar.ebnf import to_regex
 from structgen.grammar.ecma_regex import Style, Translation, escape, translate
 from structgen.grammar.guard import TextGuard, TextWatch, json_automaton, utf8_automaton
@@ -83,7 +83,8 @@ class OutlinesBackend(GrammarBackend):
         self._begin, self._end, stop = range(vocabulary.size, vocabulary.size + 3)
         ids |= {BEGIN.encode(): [self._begin], END.encode(): [self._end]}
         # Its own stop token is allowed after the end marker.
-        self._vocabulary = outlines_core.Vocabulary(stop, ids)
+        self._vocabulary = vocabulary
+        self._tokens = outlines_core.Vocabulary(stop, ids)
         self._text = TextGuard(vocabulary, utf8_automaton())
         self._json_text = TextGuard(vocabulary, json_automaton())
         self._names = Names(vocabulary)
@@ -102,7 +103,7 @@ class OutlinesBackend(GrammarBackend):
 
     def compile_native(self, constraint: Constraint, native: Native) -> OutlinesCompiled:
         try:
-            index = outlines_core.Index(native.text, self._vocabulary)
+            index = outlines_core.Index(native.text, self._tokens)
             start = index.get_next_state(index.get_initial_state(), self._begin)
         except (ValueError, TypeError) as error:
             raise ConstraintError(_reason(error), field=field_of(constraint)) from None
@@ -110,7 +111,7 @@ class OutlinesBackend(GrammarBackend):
         moves = native.classes * self._vocab_size + native.characters * _MOVES_PER_CHARACTER
         size_bytes = moves * _BYTES_PER_MOVE
         compiled = OutlinesCompiled(index, start, self._end, watch, self._vocab_size, size_bytes)
-        require_a_start(self, compiled, constraint, self._vocab_size)
+        require_a_beginning(self, compiled.new_matcher(), constraint, self._vocabulary)
         return compiled
 
     def fill(

@@ -48,8 +48,8 @@ from structgen.grammar.base import (
     Native,
     Vocabulary,
     field_of,
-    require_a_start,
 )
+from structgen.grammar.beginning import require_a_beginning
 from structgen.grammar.ebnf import Grammar, to_gbnf
 from structgen.grammar.ecma_regex import Style, translate
 from structgen.grammar.guard import TextGuard, TextWatch, json_automaton, utf8_automaton
@@ -86,7 +86,7 @@ class XGrammarBackend(GrammarBackend):
     name = "xgrammar"
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocab_size = vocabulary.size
+        self._vocabulary = vocabulary
         self._texts = vocabulary.token_bytes
         info = xgrammar.TokenizerInfo(
             vocabulary.token_bytes, xgrammar.VocabType.RAW, stop_token_ids=[]
@@ -115,7 +115,7 @@ class XGrammarBackend(GrammarBackend):
             raise ConstraintError(_reason(error), field=field_of(constraint)) from None
         tag = constraint.structural_tag if isinstance(constraint, StructuralTag) else None
         compiled = XGrammarCompiled(grammar, self._texts, self._watch(constraint), tag)
-        require_a_start(self, compiled, constraint, self._vocab_size)
+        require_a_beginning(self, compiled.new_matcher(), constraint, self._vocabulary)
         return compiled
 
     def fill(
