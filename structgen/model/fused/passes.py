@@ -102,22 +102,24 @@ def _pack_plain(bits, source, width, out, scales, starts):
 
 
 def _pack_groups(bits, source, width, out, scales, starts):
+    poison = vectors.splat(np.float32(0))
     for group in range(width // GROUP):
         at = source + 4 * GROUP * group
-        most = poison = vectors.splat(np.float32(0))
+        most, numbers = vectors.splat(np.float32(0)), vectors.no_numbers()
         for offset in range(0, 4 * GROUP, _LINE):
             lanes = vectors.load(at + offset)
             most = vectors.larger_size(most, lanes)
             # 0, but NaN for what is not finite, which whole numbers would hide.
             poison = poison + lanes * vectors.splat(np.float32(0))
-        peak = vectors.largest(most) + vectors.total(poison)
+        peak = vectors.largest(most)
         factor = vectors.splat(np.float32(127) / peak if peak > 0 else np.float32(0))
-        total = np.int32(0)
         for offset in range(0, GROUP, LANES):
             lanes = vectors.load(at + 4 * offset) * factor
-            total += vectors.pack(bits, lanes, out + GROUP * group + offset)
+            packed = vectors.pack(bits, lanes, out + GROUP * group + offset)
+            numbers = vectors.add_numbers(numbers, packed)
         vectors.store_one(peak / np.float32(127), scales + 4 * group)
-        vectors.store_whole(np.int32(-128) * total, starts + 4 * group)
+        vectors.store_whole(np.int32(-128) * vectors.total_number(numbers), starts + 4 * group)
+    vectors.store_one(vectors.load_one(scales) + vectors.total(poison), scales)
 
 
 @_jit()

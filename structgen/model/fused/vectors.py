@@ -115,8 +115,13 @@ def _whole(value: int) -> Any:
 
 
 def _call(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
-    kind = ir.FunctionType(result, [argument.type for argument in arguments])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+    kinds = [argument.type for argument in arguments]
+    return builder.call(_function(builder, name, result, *kinds), arguments)
+
+
+def _function(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
+    kind = ir.FunctionType(result, arguments)
+    return cgutils.get_or_insert_function(builder.module, kind, name)
 
 
 def _fma(builder: Any, left: Any, right: Any, term: Any) -> Any:
@@ -207,13 +212,13 @@ def _operator(function: Any, emit: Any) -> None:
         return None
 
 
-for _function, _emit in {
+for _binary, _emit in {
     operator.add: "fadd",
     operator.sub: "fsub",
     operator.mul: "fmul",
     operator.truediv: "fdiv",
 }.items():
-    _operator(_function, _emit)
+    _operator(_binary, _emit)
 
 
 @intrinsic
@@ -229,12 +234,41 @@ def larger_size(typing: Any, most: Any, vector: Any) -> Any:
 
 @intrinsic
 def largest(typing: Any, vector: Any) -> Any:
-    """Return the largest lane."""
+    """Return the largest lane; none is NaN."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _call(builder, f"llvm.vector.reduce.fmax.v{LANES}f32", _FLOAT, *arguments)
+        function = _function(builder, f"llvm.vector.reduce.fmax.v{LANES}f32", _FLOAT, _FLOATS)
+        return builder.call(function, arguments, fastmath=("nnan", "nsz"))
 
     return types.float32(_floats), build
+
+
+@intrinsic
+def no_numbers(typing: Any) -> Any:
+    """Return whole numbers, all 0."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _whole(0)
+
+    return _words(), build
+
+
+@intrinsic
+def add_numbers(typing: Any, left: Any, right: Any) -> Any:
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.add(*arguments)
+
+    return _words(_words, _words), build
+
+
+@intrinsic
+def total_number(typing: Any, vector: Any) -> Any:
+    """Return the sum of the lanes."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _call(builder, f"llvm.vector.reduce.add.v{LANES}i32", _WORD, *arguments)
+
+    return types.int32(_words), build
 
 
 @intrinsic
@@ -242,9 +276,8 @@ def total(typing: Any, vector: Any) -> Any:
     """Return the sum of the lanes."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(_FLOAT, [_FLOAT, _FLOATS])
         name = f"llvm.vector.reduce.fadd.v{LANES}f32"
-        function = cgutils.get_or_insert_function(builder.module, kind, name)
+        function = _function(builder, name, _FLOAT, _FLOAT, _FLOATS)
         return builder.call(function, [_FLOAT(-0.0), *arguments], fastmath=("reassoc",))
 
     return types.float32(_floats), build
@@ -292,23 +325,22 @@ def _exp(builder: Any, x: Any) -> Any:
 def pack(typing: Any, bits: Any, vector: Any, address: Any) -> Any:
     """Write a vector as LANES elements of `bits`, rounded to nearest, ties to even.
 
-    Return the sum of those of int8, whose lanes must be in [-127, 127], and 0 of others.
+    Return those of int8, whose lanes must be in [-127, 127], as whole numbers, and 0 of others.
     """
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _, lanes, target = arguments
-        result = _WORD(0)
+        result = _whole(0)
         if bits.instance_type == types.int8:
             lanes = _call(builder, f"llvm.rint.v{LANES}f32", _FLOATS, lanes)
-            lanes = builder.fptosi(lanes, _WORDS)
-            result = _call(builder, f"llvm.vector.reduce.add.v{LANES}i32", _WORD, lanes)
-            lanes = builder.trunc(lanes, ir.VectorType(_BYTE, LANES))
+            result = builder.fptosi(lanes, _WORDS)
+            lanes = builder.trunc(result, ir.VectorType(_BYTE, LANES))
         elif bits.instance_type == types.uint16:
             lanes = _bfloat16(builder, lanes)
         _write(builder, lanes, target)
         return result
 
-    return types.int32(bits, _floats, types.intp), build
+    return _words(bits, _floats, types.intp), build
 
 
 def _bfloat16(builder: Any, lanes: Any) -> Any:
