@@ -75,18 +75,13 @@ def packed_dtype(quantization: str, dtype_name: str, model: torch.nn.Module) -> 
     return dtype if can_pack and dtype in (torch.float32, torch.bfloat16) else None
 
 
-def build_forward(
-    model: torch.nn.Module,
-    packed: torch.dtype | None,
-    windows: Sequence[int | None],
-    threads: int,
+def pack_forward(
+    model: torch.nn.Module, packed: torch.dtype, windows: Sequence[int | None], threads: int
 ) -> Forward:
-    """Return the forward of a loaded model, whose weights are taken from it if they are packed.
+    """Return a forward with the weights of a loaded model, which are taken from it.
 
     packed: see packed_dtype.  windows: of each layer's attention.
     """
-    if packed is None:
-        return EagerForward(model)
     from structgen.model.fused.decoder import take_apart
     from structgen.model.fused.forward import FusedForward
 

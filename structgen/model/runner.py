@@ -21,9 +21,10 @@ from structgen.messages import ModelInfo
 from structgen.model import inputs
 from structgen.model.attention import get_backend
 from structgen.model.context import forward_context
-from structgen.model.forward import build_forward, packed_dtype
+from structgen.model.forward import EagerForward, Forward, packed_dtype
 from structgen.model.kv_cache import KVCache, LayerShape, bytes_per_token
 from structgen.model.load import load_model, resolve_dtype
+from structgen.model.probe import checked_forward
 from structgen.model.rows import Int64, RequestRows
 from structgen.model.sampling.logprobs import raw_logprobs
 from structgen.model.sampling.sampler import sample
@@ -71,8 +72,10 @@ class ModelRunner:
         )
         model, self._spec = load_model(folder, dtype=dtype, device=self._device)
         packed = packed_dtype(config.quantization, config.dtype, model)
-        windows = [layer.window for layer in self._spec.layers]
-        self._compute = build_forward(model, packed, windows, threads)
+        forward = checked_forward(model, self._spec, packed, threads) if packed else None
+        if packed and forward is None:
+            model, _ = load_model(folder, dtype=dtype, device=self._device)
+        self._compute: Forward = forward or EagerForward(model)
         self._vocab_size = min(vocab_size, self._spec.vocab_size)
         self._attention = get_backend(config.attention, self._device, threads)
         shapes = [LayerShape(layer.num_kv_heads, layer.head_dim) for layer in self._spec.layers]
@@ -99,7 +102,7 @@ class ModelRunner:
             eos_ids=eos_ids,
             num_parameters=self._spec.num_parameters,
             dtype=str(dtype).removeprefix("torch."),
-            quantization="int8" if packed == torch.int8 else "none",
+            quantization="int8" if forward and packed == torch.int8 else "none",
             kv_dtype=str(kv_dtype).removeprefix("torch."),
             device=str(self._device),
             attention=self._attention.name,

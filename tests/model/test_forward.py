@@ -8,6 +8,7 @@ import torch
 from structgen.config import EngineConfig
 from structgen.errors import ConfigError
 from structgen.model.forward import packed_dtype
+from structgen.model.fused.forward import FusedForward
 from structgen.model.load import load_model
 from structgen.model.runner import ModelRunner
 from structgen.model.sources import resolve
@@ -72,10 +73,22 @@ def test_a_quantization_that_does_not_exist_is_refused() -> None:
         packed_dtype("int3", "auto", model())
 
 
-@pytest.mark.parametrize(("asked", "told"), [("int8", "int8"), ("none", "none")])
-def test_the_model_says_what_it_was_rounded_to(asked: str, told: str) -> None:
+def runner(quantization: str) -> ModelRunner:
     folder = resolve("random:llama")
     tokenizer = Tokenizer.load(folder)
-    config = EngineConfig(model="random:llama", quantization=asked, threads=1, num_blocks=4)
-    runner = ModelRunner(config, folder, tokenizer.size, list(tokenizer.eos_ids))
-    assert runner.info.quantization == told
+    config = EngineConfig(model="random:llama", quantization=quantization, threads=1, num_blocks=4)
+    return ModelRunner(config, folder, tokenizer.size, list(tokenizer.eos_ids))
+
+
+@pytest.mark.parametrize(("asked", "told"), [("int8", "int8"), ("none", "none")])
+def test_the_model_says_what_it_was_rounded_to(asked: str, told: str) -> None:
+    assert runner(asked).info.quantization == told
+
+
+def test_packed_weights_that_compute_something_else_are_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As if the rotation of a known class were another than it was."""
+    rotate = FusedForward._rotary
+    monkeypatch.setattr(FusedForward, "_rotary", lambda self, at: rotate(self, 2 * at))
+    assert runner("int8").info.quantization == "none"
