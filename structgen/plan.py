@@ -33,7 +33,7 @@ class NewRow(msgspec.Struct, frozen=True, array_like=True):
     history: list[int] = []
 
 
-class PlanRow(msgspec.Struct, frozen=True, array_like=True):
+class PlanRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Tokens [start, start + len(token_ids)) of one request, computed in this step.
 
     `new_block_ids` are appended to the row's block table before the forward.  `num_logits` is 0
@@ -56,7 +56,7 @@ class PlanRow(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def drafts(self) -> list[int]:
-        return self.token_ids[len(self.token_ids) - self.num_drafts :]
+        return self.token_ids[1 - self.num_logits :] if self.num_logits > 1 else []
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
@@ -84,7 +84,7 @@ class TokenBitmask(msgspec.Struct, frozen=True):
     logit_index: npt.NDArray[np.int32]
 
 
-class RowOutput(msgspec.Struct, frozen=True, array_like=True):
+class RowOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What one plan row produced: sampled ids (none where num_logits was 0), or why it failed.
 
     logprobs: one per sampled id, if asked for.  prompt_logprobs: one per target of the row.

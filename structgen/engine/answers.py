@@ -73,11 +73,12 @@ class Answers:
 
     def _append(self, request: Request, token: int) -> bool:
         """Commit a token, or what completes the text in time; True: nothing may follow."""
-        is_stop = token in request.stop_ids
-        if not is_stop and not self._grammars.affords(request, token):
+        if request.matcher is None or token in request.stop_ids:
+            return request.append(token)
+        if not self._grammars.affords(request, token):
             self._close(request)
             return True
-        complete = not is_stop and self._grammars.accept(request, token)
+        complete = self._grammars.accept(request, token)
         request.append(token)
         if request.is_led_out:
             request.finish, request.closed = request.limit_reason, True
@@ -87,8 +88,9 @@ class Answers:
 
     def _jump(self, request: Request) -> bool:
         """Append what comes next whatever is sampled; whether there was any."""
-        goes_on = request.jumps and request.finish is None
-        forced = self._grammars.forced(request) if goes_on else []
+        if request.matcher is None or request.finish is not None or not request.jumps:
+            return False
+        forced = self._grammars.forced(request)
         for token in forced:
             before = len(request.tokens)
             ended = self._append(request, token)
@@ -102,7 +104,8 @@ class Answers:
         """Return what may come next: for certain, but for its spelling, or by experience."""
         if not request.may_draft:
             return []
-        if request.guesses_forced and (forced := self._grammars.forced(request)):
+        forces = request.matcher is not None and request.guesses_forced
+        if forces and (forced := self._grammars.forced(request)):
             return forced[: request.limit - len(request.tokens) - 1]
         drafts = self._drafts.propose(request, self._scheduler.num_running)
         return self._grammars.legal(request, drafts) if drafts else []

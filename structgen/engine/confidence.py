@@ -34,10 +34,12 @@ class Confidence:
             self._since_last += 1
 
     def length(self, num_rows: int) -> int:
-        """Return how many tokens to draft in a step of so many rows."""
+        """Return how many tokens to draft in a step of so many rows, if any guess is found."""
         cost = min(max(COST_PER_ROW * num_rows, MIN_COST), MAX_COST)
         rate = min(self._hits / self._tries, 0.98)
-        worth = int(math.log(cost) / math.log(rate)) if rate > 0 else 0
-        if worth == 0 and self._since_last >= PROBE_EVERY:
-            return 1
-        return min(worth, MAX_DRAFTS)
+        if rate >= cost:
+            return min(int(math.log(cost) / math.log(rate)), MAX_DRAFTS)
+        if self._since_last < PROBE_EVERY:
+            return 0
+        self._since_last = 0  # also if none is found: to look for one takes a while
+        return 1

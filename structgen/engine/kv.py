@@ -62,10 +62,11 @@ class KVManager:
         """Extend a table to cover `num_tokens`; False, with nothing changed, without room."""
         table = self._tables[request_id]
         missing = self.blocks_for(num_tokens) - len(table)
+        if missing <= 0:
+            return True
         if missing > self.pool.num_free:
             return False
-        if missing > 0:
-            table += self.pool.take(missing)
+        table += self.pool.take(missing)
         return True
 
     def computed(self, request_id: str, tokens: Sequence[int], before: int, after: int) -> None:

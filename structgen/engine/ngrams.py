@@ -22,11 +22,12 @@ class Ngrams:
         return len(self._tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
+        seen, after = self._tokens, self._after
         for token in tokens:
             for size in SIZES:
-                if len(self._tokens) >= size:
-                    self._after[tuple(self._tokens[-size:])] = len(self._tokens)
-            self._tokens.append(token)
+                if len(seen) >= size:
+                    after[tuple(seen[-size:])] = len(seen)
+            seen.append(token)
 
     def following(self, past: Sequence[int], limit: int) -> tuple[int, list[int]]:
         """Return at most `limit` tokens that came after the end of `past`, and how much matched."""

@@ -10,6 +10,7 @@ input is a life line: it is never written to, and its end means that the front e
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import shutil
@@ -75,6 +76,7 @@ class EngineProcess:
     def _serve(self) -> int:
         core, info = build_core(self._config, self._trace)
         threading.Thread(target=self._receive, args=(core,), name="input", daemon=True).start()
+        gc.freeze()  # a model's modules and a vocabulary are not worth looking through again
         self._outbox.put(Ready(info))
         news = Outputs([])
         while core.running:

@@ -20,7 +20,7 @@ from structgen.frontend.usage import Meter, Timings, Usage
 from structgen.messages import Abort, ConstraintInfo, EngineOutput, EngineRequest, FinishReason
 
 
-class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
+class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A piece of one of a request's answers: `text`, `token_ids` and `logprobs` are what is new.
 
     `text` may be empty beside new ids: characters or a possible stop string are incomplete.  The id

@@ -35,7 +35,7 @@ class Casualty(msgspec.Struct, frozen=True):
     place: int = 0
 
 
-class Place(msgspec.Struct, frozen=True):
+class Place(msgspec.Struct, frozen=True, gc=False):
     """Where a request is sampled: from which logits row on, and what is guessed to come there."""
 
     request: Constrained

@@ -206,6 +206,8 @@ class ModelRunner:
 
 def _joined(outputs: Sequence[RowOutput]) -> RowOutput:
     """Return what was sampled in the places of one row, up to the first that failed."""
+    if len(outputs) == 1:
+        return outputs[0]
     good = [*takewhile(lambda output: not output.error, outputs)]
     if outputs and not good:
         return outputs[0]

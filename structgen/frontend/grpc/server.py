@@ -11,6 +11,7 @@ while the engine is gone, and for good once draining.  A second signal ends the 
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 from collections.abc import Coroutine
 
@@ -112,6 +113,7 @@ async def serve(engine: EngineConfig, config: ServerConfig) -> None:
     try:
         if await _finishes(llm.start(), unless=stop):
             address = _address(config.host, port)
+            gc.freeze()  # modules and a vocabulary are not worth looking through again
             print(f"structgen ready on {address}", flush=True)
             log.info("ready", address=address, model=llm.model.name)
             await _finishes(llm.wait_closed(), unless=stop)
