@@ -208,6 +208,12 @@ class ModelInfo(_Message, frozen=True):
     threads: int
 
 
+class Found(_Message, frozen=True):
+    """The engine is going to load this model.  folder: where its tokenizer is."""
+
+    folder: str
+
+
 class Ready(_Message, frozen=True):
     """The engine answered a warm-up and takes requests."""
 
@@ -222,7 +228,7 @@ class Fatal(_Message, frozen=True):
 
 
 ToEngine = EngineRequest | Abort | Check | Shutdown
-FromEngine = Outputs | Ready | Fatal
+FromEngine = Outputs | Found | Ready | Fatal
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

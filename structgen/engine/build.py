@@ -6,6 +6,8 @@ import queue
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from structgen import logs
 from structgen.config import EngineConfig, let_threads_sleep
@@ -24,38 +26,70 @@ from structgen.messages import ModelInfo
 from structgen.tokenizer import Tokenizer
 from structgen.trace import OFF, Trace
 
+if TYPE_CHECKING:
+    from structgen.model.executor import LocalExecutor
+
 log = logs.get(__name__)
 
 
-def build_core(config: EngineConfig, trace: Trace = OFF) -> tuple[EngineCore, ModelInfo]:
-    """Load the model (fetching it first if need be) and build the core around it.
+class FoundModel(NamedTuple):
+    """A model that is there to be loaded."""
 
-    Raises ConfigError: the model cannot be had, or the options do not fit it.
-    """
-    # The one place where the engine names the model side.
+    folder: Path
+    tokenizer: Tokenizer
+
+
+def find_model(config: EngineConfig) -> FoundModel:
+    """Fetch the model if need be, and load what is small.  Raises ConfigError: it cannot be had."""
+    # Here and in _start_loading, nowhere else, the engine names the model side.
     from structgen.model import sources
 
     folder = sources.resolve(config.model, progress=True)
-    tokenizer = Tokenizer.load(folder)
+    return FoundModel(folder, Tokenizer.load(folder))
 
+
+def fork_template(config: EngineConfig) -> TemplateProcess | None:
+    """Import the grammar libraries, and split off the process that compiles, if there is to be one.
+
+    No other thread may run yet.
+    """
+    let_threads_sleep()  # the libraries import torch
+    return TemplateProcess.split_off() if config.isolate_compile else None
+
+
+def spawn_template(config: EngineConfig) -> TemplateProcess | None:
+    """Start the process that compiles, if there is to be one, whatever runs in this process."""
+    return TemplateProcess.spawn() if config.isolate_compile else None
+
+
+def build_core(
+    config: EngineConfig,
+    model: FoundModel,
+    template: TemplateProcess | None,
+    trace: Trace = OFF,
+) -> tuple[EngineCore, ModelInfo]:
+    """Load a model and build the core around it.  template: where to compile, if not here.
+
+    Raises ConfigError: the model cannot be loaded, or the options do not fit it.
+    """
+    inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
+    vocabulary = Vocabulary(model.tokenizer.token_bytes)
     with ExitStack() as undo:
-        # It and this process import the same large libraries, side by side.
-        template = TemplateProcess() if config.isolate_compile else None
         if template is not None:
             undo.callback(template.close)
-        # torch is imported here, after what can be found wrong without it.
-        let_threads_sleep()
-        from structgen.model.executor import LocalExecutor
-        from structgen.model.runner import ModelRunner
-
-        executor = LocalExecutor(
-            lambda: ModelRunner(config, folder, tokenizer.size, list(tokenizer.eos_ids), trace)
-        )
+            template.open(vocabulary, _limits(config))
+        executor = _start_loading(config, model, trace)
         undo.callback(executor.close)
+        # Three things go on now: the template builds the grammar libraries, the device thread the
+        # model, and this thread the libraries as well.
+        grammars = _build_grammars(config, vocabulary, model.tokenizer, template, inbox.put, trace)
+        undo.callback(grammars.close)
         info = executor.runner.info
-        inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
-        vocabulary = Vocabulary(tokenizer.token_bytes[: info.vocab_size])
-        grammars = _build_grammars(config, vocabulary, tokenizer, template, inbox.put, trace)
+        if info.vocab_size < vocabulary.size:  # hardly ever does a model lack some of the tokens
+            grammars.close()
+            grammars = _build_grammars_of(
+                config, model.tokenizer, info.vocab_size, inbox.put, trace
+            )
         undo.pop_all()
 
     core = EngineCore(
@@ -63,7 +97,7 @@ def build_core(config: EngineConfig, trace: Trace = OFF) -> tuple[EngineCore, Mo
         executor,
         grammars,
         inbox,
-        eos_ids=frozenset(tokenizer.eos_ids),
+        eos_ids=frozenset(model.tokenizer.eos_ids),
         salt=f"{info.folder}\0{info.dtype}\0{info.quantization}\0{info.kv_dtype}".encode(),
         overlap=config.overlap,
         trace=trace,
@@ -80,6 +114,32 @@ def build_core(config: EngineConfig, trace: Trace = OFF) -> tuple[EngineCore, Mo
     return core, info
 
 
+def _start_loading(config: EngineConfig, model: FoundModel, trace: Trace) -> LocalExecutor:
+    let_threads_sleep()
+    from structgen.model.executor import LocalExecutor
+    from structgen.model.runner import ModelRunner
+
+    folder, tokenizer = model
+    return LocalExecutor(
+        lambda: ModelRunner(config, folder, tokenizer.size, list(tokenizer.eos_ids), trace)
+    )
+
+
+def _build_grammars_of(
+    config: EngineConfig,
+    tokenizer: Tokenizer,
+    vocab_size: int,
+    post: Callable[[Compiled | Judged], None],
+    trace: Trace,
+) -> GrammarManager:
+    """Build them over the first of the tokens."""
+    vocabulary = Vocabulary(tokenizer.token_bytes[:vocab_size])
+    template = spawn_template(config)
+    if template is not None:
+        template.open(vocabulary, _limits(config))
+    return _build_grammars(config, vocabulary, tokenizer, template, post, trace)
+
+
 def _build_grammars(
     config: EngineConfig,
     vocabulary: Vocabulary,
@@ -88,7 +148,9 @@ def _build_grammars(
     post: Callable[[Compiled | Judged], None],
     trace: Trace,
 ) -> GrammarManager:
+    """Build the libraries and what hangs on them.  template: opened."""
     backends = Backends(vocabulary)
+    backends.warm_up()
     aside = turns.MAX_JOBS if template is not None else 0
     return GrammarManager(
         backends,
@@ -98,24 +160,22 @@ def _build_grammars(
         cache_bytes=config.compile_cache_bytes,
         cache_entries=config.compile_cache_entries,
         queue_length=config.compile_queue,
-        workshop=TracedWorkshop(_build_workshop(config, vocabulary, backends, template), trace),
+        workshop=TracedWorkshop(_build_workshop(config, backends, template), trace),
         encode=partial(tokenizer.encode, add_bos=False),
     )
 
 
 def _build_workshop(
-    config: EngineConfig,
-    vocabulary: Vocabulary,
-    backends: Backends,
-    template: TemplateProcess | None,
+    config: EngineConfig, backends: Backends, template: TemplateProcess | None
 ) -> Workshop:
-    """Return one that is ready, and so are the backends."""
+    """Return one that is ready."""
     if template is None:
-        backends.warm_up()
         return LocalWorkshop(backends)
-    limits = Limits(config.compile_time_s, config.compile_memory_bytes)
     workers = config.compile_threads + 1  # that one judges texts, so that no compile waits for it
-    workshop = IsolatedWorkshop(template, vocabulary, backends, limits, num_workers=workers)
-    backends.warm_up()  # while the template does the same
+    workshop = IsolatedWorkshop(template, backends, _limits(config), num_workers=workers)
     workshop.warm_up()
     return workshop
+
+
+def _limits(config: EngineConfig) -> Limits:
+    return Limits(config.compile_time_s, config.compile_memory_bytes)

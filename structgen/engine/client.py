@@ -1,4 +1,4 @@
-"""The front end's way to the engine: four verbs, start, send, receive, close.
+"""The front end's way to the engine: start, ready, send, receive, close.
 
 `ProcessClient` runs the engine in its own process and talks to it over sockets; `InprocClient` is
 the same core without sockets, stepped by its caller.
@@ -19,13 +19,14 @@ import zmq.asyncio
 from structgen import logs, messages
 from structgen.config import EngineConfig
 from structgen.engine.endpoints import INPUT_SOCKET, OUTPUT_SOCKET, endpoint
-from structgen.errors import ConfigError, EngineDead
+from structgen.errors import ConfigError, EngineDead, StructgenError
 from structgen.messages import (
     Abort,
     Check,
     EngineOutput,
     EngineRequest,
     Fatal,
+    Found,
     FromEngine,
     ModelInfo,
     Outputs,
@@ -45,11 +46,15 @@ STDERR = 2
 class EngineClient(Protocol):
     """What the asynchronous front end needs of an engine.  Used on one event loop."""
 
-    async def start(self) -> ModelInfo:
-        """Start the engine and wait until it serves; again after EngineDead to restart it.
+    async def start(self) -> Path:
+        """Start the engine; again after EngineDead to restart it.
 
+        Returns the model's folder, which the engine goes on to load.
         Raises ConfigError: it can never start like this.  EngineDead: it died while starting.
         """
+
+    async def ready(self) -> ModelInfo:
+        """Wait until the engine that was started serves.  Raises what `start` raises."""
 
     def send(self, message: EngineRequest | Check | Abort) -> None:
         """Hand over a message without blocking.  Raises EngineDead: there is no engine."""
@@ -74,33 +79,44 @@ class ProcessClient:
     def pid(self) -> int | None:
         return self._engine.process.pid if self._engine else None
 
-    async def start(self) -> ModelInfo:
+    async def start(self) -> Path:
         await self.close()
         self._engine = await _Engine.spawn(self._config, self._trace)
         message = await self._engine.receive()
+        if isinstance(message, Found):
+            return Path(message.folder)
+        raise await self._start_failed(message)
+
+    async def ready(self) -> ModelInfo:
+        engine = self._require_engine()
+        message = await engine.receive()
         if isinstance(message, Ready):
-            await self._engine.connected()
+            await engine.connected()
             return message.model
+        raise await self._start_failed(message)
+
+    async def _start_failed(self, message: FromEngine | int) -> StructgenError:
         await self.close()
         if isinstance(message, Fatal):
             # It said so in good order: the configuration is at fault, a restart would not help.
-            raise ConfigError(message.message)
-        raise EngineDead(f"the engine ended while starting{_exit(message)}")
+            return ConfigError(message.message)
+        return EngineDead(f"the engine ended while starting{_exit(message)}")
 
     def send(self, message: EngineRequest | Check | Abort) -> None:
-        if self._engine is None:
-            raise EngineDead("the engine is not running")
-        self._engine.send(message)
+        self._require_engine().send(message)
 
     async def receive(self) -> Outputs:
-        if self._engine is None:
-            raise EngineDead("the engine is not running")
-        message = await self._engine.receive()
+        message = await self._require_engine().receive()
         if isinstance(message, Outputs):
             return message
         if isinstance(message, Fatal):
             raise EngineDead(f"the engine died: {message.message}")
         raise EngineDead(f"the engine died{_exit(message)}")
+
+    def _require_engine(self) -> _Engine:
+        if self._engine is None:
+            raise EngineDead("the engine is not running")
+        return self._engine
 
     async def close(self) -> None:
         engine, self._engine = self._engine, None
@@ -210,9 +226,10 @@ class InprocClient:
 
     def __init__(self, config: EngineConfig, trace: Trace = OFF) -> None:
         # Imported here: only who runs a model pays for importing one.
-        from structgen.engine.build import build_core
+        from structgen.engine.build import build_core, find_model, spawn_template
 
-        self.core, self.model = build_core(config, trace)
+        found, template = find_model(config), spawn_template(config)
+        self.core, self.model = build_core(config, found, template, trace)
 
     def send(self, message: EngineRequest | Abort) -> None:
         self.core.inbox.put(message)

@@ -26,11 +26,11 @@ import zmq
 
 from structgen import logs, messages, trace
 from structgen.config import EngineConfig
-from structgen.engine.build import build_core
+from structgen.engine.build import build_core, find_model, fork_template
 from structgen.engine.core import EngineCore
 from structgen.engine.endpoints import INPUT_SOCKET, OUTPUT_SOCKET, endpoint
 from structgen.errors import StructgenError
-from structgen.messages import Fatal, FromEngine, Outputs, Ready, Shutdown
+from structgen.messages import Fatal, Found, FromEngine, Outputs, Ready, Shutdown
 from structgen.trace import OFF, Trace
 
 log = logs.get(__name__)
@@ -57,9 +57,7 @@ class EngineProcess:
 
     def run(self) -> int:
         """Return the process's exit code."""
-        self._output.start()
         try:
-            self._trace = trace.join(self._config.trace, "engine")
             return self._serve()
         except StructgenError as error:
             self._outbox.put(Fatal(error.message))
@@ -70,11 +68,18 @@ class EngineProcess:
             return 1
         finally:
             self._outbox.put(None)
+            self._start_sending()
             self._output.join()
             self._trace.close()
 
     def _serve(self) -> int:
-        core, info = build_core(self._config, self._trace)
+        model = find_model(self._config)
+        template = fork_template(self._config)  # from here on, other threads may run
+        self._trace = trace.join(self._config.trace, "engine")
+        self._start_sending()
+        self._outbox.put(Found(str(model.folder)))
+        core, info = build_core(self._config, model, template, self._trace)
+        _collect_garbage()
         threading.Thread(target=self._receive, args=(core,), name="input", daemon=True).start()
         gc.freeze()  # a model's modules and a vocabulary are not worth looking through again
         self._outbox.put(Ready(info))
@@ -90,6 +95,11 @@ class EngineProcess:
     def _say(self, news: Outputs) -> None:
         if news.outputs or news.checked:
             self._outbox.put(news)
+
+    def _start_sending(self) -> None:
+        """Idempotent."""
+        if self._output.ident is None:
+            self._output.start()
 
     def _send_outputs(self) -> None:
         socket = self._context.socket(zmq.PUSH)
@@ -134,7 +144,14 @@ class EngineProcess:
         force.start()
 
 
+def _collect_garbage() -> None:
+    """Collect again, but never look at what is there now: all of it takes a quarter of a second."""
+    gc.freeze()
+    gc.enable()
+
+
 def main() -> int:
+    gc.disable()  # what importing makes is there to stay, and looking for garbage in it takes 1 s
     folder = Path(sys.argv[1])
     config = msgspec.json.decode(sys.argv[2], type=EngineConfig)
     # An interrupt at the terminal is for the front end, which drains and then stops this process.

@@ -117,9 +117,11 @@ class AsyncLLM:
         Raises ConfigError: it cannot start with this configuration.  EngineDead: it died.
         """
         assert self._output_task is None, "started twice"
-        model = await self._client.start()
-        tokenizer = await asyncio.to_thread(self._load_tokenizer, Path(model.folder))
-        await self._open_for(model, tokenizer)
+        folder = await self._client.start()
+        # Side by side: the engine has seconds of work to do.
+        tokenizer = asyncio.create_task(asyncio.to_thread(self._load_tokenizer, folder))
+        model = await self._client.ready()
+        await self._open_for(model, await tokenizer)
         self._output_task = asyncio.create_task(self._supervise(), name="structgen-outputs")
 
     async def drain(self, grace_s: float) -> None:
@@ -384,7 +386,8 @@ class AsyncLLM:
             await asyncio.sleep(min(self._backoff_s * 2**self._num_restarts, MAX_BACKOFF_S))
             self._num_restarts += 1
             try:
-                model = await self._client.start()
+                await self._client.start()
+                model = await self._client.ready()
             except EngineDead as error:
                 log.error("engine did not restart", reason=error.message, tries=self._num_restarts)
                 continue

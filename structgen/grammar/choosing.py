@@ -100,7 +100,10 @@ class Backends:
         )
         self._lock = threading.Lock()
         self._full = bitmask.full(vocabulary.size)
-        self.closer = Closer(vocabulary)
+
+    @cached_property
+    def closer(self) -> Closer:
+        return Closer(self.vocabulary)
 
     @cached_property
     def spelling(self) -> Spelling:
@@ -114,9 +117,10 @@ class Backends:
             return backend
 
     def warm_up(self) -> None:
-        """Build the libraries that AUTO chooses most, so that no request waits for it (0.5 s)."""
+        """Build what most requests need, so that none waits for it (0.5 s)."""
         for name in USUAL:
             self.get(name)
+        _ = self.closer
 
     def compile(self, constraint: Constraint) -> Chosen:
         """Compile with the backend that was named, or with the first that enforces everything.

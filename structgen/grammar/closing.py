@@ -342,26 +342,37 @@ def _orders(texts: Sequence[bytes]) -> tuple[list[_Order], list[_Order]]:
     def matching(pattern: re.Pattern[bytes]) -> list[int]:
         return [token for token, text in enumerate(texts) if pattern.fullmatch(text)]
 
-    def length(token: int) -> int:
-        return len(texts[token])
+    def order(ids: Iterable[int]) -> _Order:
+        return _Order([*ids], len(texts))
 
-    def longest_word(token: int) -> tuple[bool, int]:
-        # Words rather than runs of blanks or dashes: what is only there to fill should look it.
-        return WORD.fullmatch(texts[token]) is None, -length(token)
+    def longest(ids: Iterable[int]) -> list[int]:
+        return sorted(ids, key=lengths.__getitem__, reverse=True)
 
-    closing = sorted(matching(CLOSING), key=length, reverse=True)
-    out_of_string = sorted(matching(OUT_OF_STRING), key=length, reverse=True)
-    separators = sorted(matching(SEPARATOR), key=length, reverse=True)
-    digits = matching(DIGIT)
+    def shortest(ids: Iterable[int]) -> list[int]:
+        return sorted(ids, key=lengths.__getitem__)
+
+    lengths = [len(text) for text in texts]
+    closing, separators = order(longest(matching(CLOSING))), order(longest(matching(SEPARATOR)))
+    out_of_string = order(longest(matching(OUT_OF_STRING)))
+    values, digits = order(_values(texts)), order(matching(DIGIT))
+    marks = order(shortest(matching(MARK)))
+    opening = order(shortest(matching(OPENING)))  # last: there is more to close then
+    # Words rather than runs of blanks or dashes: what is only there to fill should look it.
+    words = matching(WORD)
+    others = {token for token, text in enumerate(texts) if text}.difference(words)
+    fillers = order(longest(words) + longest(sorted(others)))
+    return (
+        [out_of_string, marks, digits, fillers],
+        [closing, separators, values, digits, marks, fillers, opening],
+    )
+
+
+def _values(texts: Sequence[bytes]) -> list[int]:
+    """Return the tokens that spell a small value, in the order of VALUES."""
     # A blank may have to stand before a value, or be part of its token.
     spellings = [spelling for value in VALUES for spelling in (value, b" " + value) if spelling]
-    values = [
-        token for spelling in spellings for token in range(len(texts)) if texts[token] == spelling
-    ]
-    marks = sorted(matching(MARK), key=length)
-    opening = sorted(matching(OPENING), key=length)  # last: there is more to close then
-    words = sorted((token for token, text in enumerate(texts) if text), key=longest_word)
-    inside = [out_of_string, marks, digits, words]
-    outside = [closing, separators, values, digits, marks, words, opening]
-    size = len(texts)
-    return [_Order(ids, size) for ids in inside], [_Order(ids, size) for ids in outside]
+    spelt: dict[bytes, list[int]] = {spelling: [] for spelling in spellings}
+    for token, text in enumerate(texts):
+        if text in spelt:
+            spelt[text].append(token)
+    return [token for tokens in spelt.values() for token in tokens]

@@ -15,7 +15,6 @@ from functools import partial
 from structgen import logs
 from structgen.constraints import Constraint
 from structgen.errors import InternalError, LimitExceeded, StructgenError, from_wire
-from structgen.grammar.base import Vocabulary
 from structgen.grammar.choosing import Backends, Chosen
 from structgen.grammar.jobs import Compile, Job, Result, field_of_job, name_of, recipe_of
 from structgen.grammar.turns import Turns
@@ -34,15 +33,13 @@ class IsolatedWorkshop:
     def __init__(
         self,
         template: TemplateProcess,
-        vocabulary: Vocabulary,
         backends: Backends,
         limits: Limits,
         *,
         num_workers: int,
     ) -> None:
-        """template: just started.  backends: those of this process, over the same vocabulary."""
+        """template: opened, over the same vocabulary as backends, those of this process."""
         self._template = template
-        self._vocabulary = vocabulary
         self._backends = backends
         self._limits = limits
         self._closed = False
@@ -52,7 +49,6 @@ class IsolatedWorkshop:
         self._idle: queue.SimpleQueue[WorkerProcess | None] = queue.SimpleQueue()
         for _ in range(num_workers):
             self._idle.put(None)
-        template.open(vocabulary, limits)
 
     def warm_up(self) -> None:
         """Wait until all workers are there."""
@@ -112,8 +108,8 @@ class IsolatedWorkshop:
             except TemplateLost as loss:
                 log.warning("the compile template was lost, starting another", reason=str(loss))
                 self._template.close()
-                self._template = TemplateProcess()
-                self._template.open(self._vocabulary, self._limits)
+                self._template = TemplateProcess.spawn()
+                self._template.open(self._backends.vocabulary, self._limits)
                 worker = self._template.fork(self._limits)
             self._live.add(worker)
         return worker

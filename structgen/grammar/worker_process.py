@@ -1,14 +1,15 @@
-"""The processes in which strangers' constraints are tried: `python -m MODULE FD`.
+"""The processes in which strangers' constraints are tried.
 
     engine ──control──► template ──fork──► worker ◄──jobs── engine
 
-The template imports the libraries and builds them once over the vocabulary, then does what it is
-told over the socket FD: fork a worker, which takes seconds less than starting one, or say how one
-ended.  A worker does one job after another until its socket closes, or a job is the end of it: its
-time limit is a signal that kills, since nothing else stops a native loop; its memory limit makes
-allocations fail; a stack that overflows is its own.  Nothing here has a second thread, so that
-forking is sound.  Both end when the engine does, because their sockets close; a worker in the midst
-of a job, at its time limit at the latest.
+The template has the libraries, from the engine that it was forked off or by importing them if it
+was started as `python -m MODULE FD`, and builds them once over the vocabulary.  Then it does what
+it is told over its socket: fork a worker, which takes seconds less than starting one, or say how
+one ended.  A worker does one job after another until its socket closes, or a job is the end of it:
+its time limit is a signal that kills, since nothing else stops a native loop; its memory limit
+makes allocations fail; a stack that overflows is its own.  Nothing here has a second thread, so
+that forking is sound.  Both end when the engine does, because their sockets close; a worker in the
+midst of a job, at its time limit at the latest.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import resource
 import signal
 import socket
 import sys
+import traceback
 from typing import NoReturn, assert_never
 
 import msgspec
@@ -109,6 +111,7 @@ class Template:
 
     def run(self) -> None:
         """Obey until the engine's end closes."""
+        gc.enable()  # while an engine starts, it is off
         for name in BACKENDS:
             load_backend(name)
         while True:
@@ -135,7 +138,7 @@ class Template:
             self._backends = Backends(decode_vocabulary(vocabulary.read()))
         for name in BACKENDS:
             self._backends.get(name)
-        _ = self._backends.spelling
+        _ = self._backends.spelling, self._backends.closer
         gc.collect()
         gc.freeze()  # what workers do not touch stays shared with them
 
@@ -222,13 +225,18 @@ def _mapped_bytes() -> int:
         return int(file.read().split()[0]) * resource.getpagesize()
 
 
-def main() -> int:
+def be_template(control: socket.socket) -> NoReturn:
+    """Serve the engine at the other end, and end when it does."""
     # An interrupt at the terminal is for the front end, which stops the engine, and that us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Template(socket.socket(fileno=int(sys.argv[1]))).run()
-    return 0
+    try:
+        Template(control).run()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    # Not sys.exit: threads of native libraries must not delay or hang the end.
+    os._exit(0)
 
 
 if __name__ == "__main__":
-    # Not sys.exit: threads of native libraries must not delay or hang the end.
-    os._exit(main())
+    be_template(socket.socket(fileno=int(sys.argv[1])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import select
 import signal
@@ -12,8 +13,9 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from typing import Protocol, Self
 
-from structgen.grammar import frames
+from structgen.grammar import BACKENDS, frames, load_backend
 from structgen.grammar.base import Vocabulary
 from structgen.grammar.jobs import Job
 from structgen.grammar.worker_process import (
@@ -28,6 +30,7 @@ from structgen.grammar.worker_process import (
     Reap,
     Reply,
     ToTemplate,
+    be_template,
     decode_from_template,
     decode_reply,
     encode,
@@ -61,22 +64,78 @@ class WorkerLost(Exception):
         self.overdue = overdue
 
 
+class _Child(Protocol):
+    """A process of ours."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def kill(self) -> object: ...
+
+    def wait(self) -> object:
+        """Wait for its end.  Idempotent."""
+
+
+class _ForkedChild:
+    """A child as Popen has it, that is a copy of this process."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._handle: int | None = os.pidfd_open(pid)
+
+    def kill(self) -> None:
+        if self._handle is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+
+    def wait(self) -> None:
+        if self._handle is not None:
+            os.waitid(os.P_PIDFD, self._handle, os.WEXITED)
+            os.close(self._handle)
+            self._handle = None
+
+
 class TemplateProcess:
     """Forks workers, and says how they ended.  Thread-safe."""
 
-    def __init__(self) -> None:
-        """Start it; it imports the libraries (seconds) while it is not waited for."""
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def __init__(self, process: _Child, control: socket.socket) -> None:
+        """`spawn` and `split_off` make one."""
+        self._process = process
+        self._control = control
         self._control.settimeout(TEMPLATE_TIMEOUT_S)
         self._lock = threading.Lock()
         self._opening = False
+
+    @classmethod
+    def spawn(cls) -> Self:
+        """Start one; it imports the libraries (seconds) while it is not waited for."""
+        ours, theirs = _control()
         with theirs:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-m", "structgen.grammar.worker_process", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=STDERR,
                 pass_fds=[theirs.fileno()],
             )
+        return cls(process, ours)
+
+    @classmethod
+    def split_off(cls) -> Self:
+        """Fork one off this process, whose only thread must be the caller's.
+
+        It shares the memory of the libraries, which are imported here unless they are already.
+        """
+        for name in BACKENDS:
+            load_backend(name)
+        ours, theirs = _control()
+        gc.freeze()  # a collection writes to all that it looks at, and what is written is copied
+        pid = os.fork()
+        if pid == 0:
+            ours.close()
+            _let_go_of_stdin()
+            be_template(theirs)
+        theirs.close()
+        return cls(_ForkedChild(pid), ours)
 
     @property
     def pid(self) -> int:
@@ -143,6 +202,15 @@ class TemplateProcess:
             raise TemplateLost("it has ended")
         answer: FromTemplate = decode_from_template(message)
         return answer
+
+
+def _control() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def _let_go_of_stdin() -> None:
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), sys.stdin.fileno())
 
 
 class WorkerProcess:

@@ -8,26 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
 
 from structgen.model.runner import ModelRunner
 from structgen.plan import StepOutput, StepPlan, TokenBitmask
-
-T = TypeVar("T")
 
 
 class LocalExecutor:
     """Executor (plan.py) over a ModelRunner in this process."""
 
     def __init__(self, build: Callable[[], ModelRunner]) -> None:
-        """Build the runner on the device thread, where it will live; raises what that raises."""
+        """Start building the runner on the device thread, where it will live."""
         self._device_thread = ThreadPoolExecutor(1, thread_name_prefix="device")
         self._forward: Future[None] | None = None
-        try:
-            self.runner = self._call(build)
-        except BaseException:
-            self.close()
-            raise
+        self._built = self._device_thread.submit(build)
+
+    @property
+    def runner(self) -> ModelRunner:
+        """The runner, once it is built.  Raises what building it raised."""
+        return self._built.result()
 
     def execute_model(self, plan: StepPlan, when_done: Callable[[], None] | None = None) -> None:
         assert self._forward is None, "the last forward was not sampled from"
@@ -47,6 +45,3 @@ class LocalExecutor:
     def _sample(self, forward: Future[None], mask: TokenBitmask) -> StepOutput:
         forward.result()  # done, as this thread runs one thing after another; raises its error
         return self.runner.sample_tokens(mask)
-
-    def _call(self, function: Callable[[], T]) -> T:
-        return self._device_thread.submit(function).result()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from structgen.errors import EngineDead, InvalidRequest
 from structgen.messages import (
@@ -176,7 +177,7 @@ class FakeEngineClient:
         """Return how many outputs of a request are still to be received."""
         return len(self._work.outputs[id])
 
-    async def start(self) -> ModelInfo:
+    async def start(self) -> Path:
         self.num_starts += 1
         await asyncio.sleep(0)
         if self.failures:
@@ -184,6 +185,9 @@ class FakeEngineClient:
         self._work = Work()
         self._changed.clear()
         self._running = True
+        return Path(self.model.folder)
+
+    async def ready(self) -> ModelInfo:
         return self.model
 
     def send(self, message: EngineRequest | Check | Abort) -> None:

@@ -35,9 +35,9 @@ ENDLESS = Regex("(?:a|b)*a(?:a|b){30}", backend=Backend.OUTLINES_CORE)
 
 def build(limits: Limits) -> IsolatedWorkshop:
     vocabulary = byte_vocabulary()
-    return IsolatedWorkshop(
-        TemplateProcess(), vocabulary, Backends(vocabulary), limits, num_workers=2
-    )
+    template = TemplateProcess.spawn()
+    template.open(vocabulary, limits)
+    return IsolatedWorkshop(template, Backends(vocabulary), limits, num_workers=2)
 
 
 @pytest.fixture(scope="module")

@@ -93,6 +93,11 @@ async def answer(
         return [output async for output in outputs]
 
 
+async def start(client: ProcessClient) -> None:
+    await client.start()
+    await client.ready()
+
+
 async def assert_pool_is_whole(llm: AsyncLLM) -> None:
     """A prompt that needs every block runs, and is never preempted."""
     prompt = [5] * (NUM_BLOCKS * 16 - 2)
@@ -181,7 +186,8 @@ def test_killing_the_engine_fails_every_stream_and_the_next_request_is_served(
         assert client.pid is not None
         first = client.pid
         compilers = psutil.Process(first).children(recursive=True)
-        assert len(compilers) == 2 + CONFIG.compile_threads  # the template, and one that judges
+        # The template, those that compile, and one that judges; a job that took long was its last.
+        assert 1 < len(compilers) <= 2 + CONFIG.compile_threads
         os.kill(first, signal.SIGKILL)
         killed_at = time.monotonic()
         results = await asyncio.gather(*streams, return_exceptions=True)
@@ -275,7 +281,7 @@ def test_an_engine_that_cannot_start_says_why(
     async def test() -> None:
         client = ProcessClient(EngineConfig(log_level="ERROR", threads=1, **options))  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match=message):
-            await client.start()
+            await start(client)
         await client.close()
 
     run(test())
@@ -292,6 +298,7 @@ def test_an_engine_whose_front_end_was_killed_ends_and_takes_its_sockets_along(
         "async def main():\n"
         "    client = ProcessClient(msgspec.json.decode(sys.argv[1], type=EngineConfig))\n"
         "    await client.start()\n"
+        "    await client.ready()\n"
         "    print(client.pid, flush=True)\n"
         "    await asyncio.sleep(100)\n"
         "asyncio.run(main())\n"
