@@ -255,7 +255,9 @@ def _is_valid(answer: Answer) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def server(given: argparse.Namespace, *options: str) -> AsyncIterator[str]:
+async def server(
+    given: argparse.Namespace, *options: str, prefix_caching: bool = False
+) -> AsyncIterator[str]:
     """Give the address of the server: that of --target, or of one that is started and stopped.
 
     options: more of `structgen serve`, for the latter.
@@ -265,7 +267,8 @@ async def server(given: argparse.Namespace, *options: str) -> AsyncIterator[str]
         return
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "structgen", "serve", "--port", "0", "--no-prefix-caching"),
+        *("-m", "structgen", "serve", "--port", "0"),
+        *(() if prefix_caching else ("--no-prefix-caching",)),
         *("--model", given.model, "--log-level", "WARNING"),
         *(("--threads", str(given.threads)) if given.threads else ()),
         *(("--attention", given.attention) if given.attention else ()),

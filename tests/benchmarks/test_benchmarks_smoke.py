@@ -147,6 +147,32 @@ def test_complete_answers_of_the_built_in_workload_are_valid(tmp_path: Path) -> 
     assert (marked["truncation"], marked["closed_by_budget"]) == ("mark", 0)
 
 
+def test_start_prints_seconds_and_memory() -> None:
+    lines = run("start.py")
+    (start,), (memory,) = of_case(lines, "start"), of_case(lines, "memory")
+    assert 0 < start["ready_s"] == start["ready_s_runs"][0]
+    assert 0 < memory["ready_mb"] <= memory["peak_mb"]
+    sizes = [size for _, size in memory["processes"]]
+    assert sum(sizes) == pytest.approx(memory["peak_mb"], abs=len(sizes))
+    assert memory["answers"] == 4
+    assert 0 <= memory["complete"] <= 1
+
+
+def test_scale_prints_a_line_a_case_and_how_each_length_grows() -> None:
+    lines = run("scale.py")
+    cases = [(line["clients"], line["shared"]) for line in of_case(lines, "scale")]
+    assert cases == [(1, False), (1, True), (4, True)]  # four whole prompts are beyond the budget
+    assert [line["clients"] for line in of_case(lines, "left_out")] == [[4]]
+    for line in of_case(lines, "scale"):
+        assert line["tokens_s"] == pytest.approx(4 * line["requests_s"], rel=1e-2)
+        assert 0 < line["ttft_ms_p50"] <= line["ttft_ms_p99"]
+        assert line["gap_ms_p50"] <= line["gap_ms_p99"]
+        assert line["memory_mb"] > 0
+    (growth,) = of_case(lines, "growth")
+    assert (growth["clients"], growth["shared"]) == ([1, 4], True)
+    assert growth["seconds"] == growth["worst"]
+
+
 def write_suite(folder: Path) -> Path:
     """Write a folder as of the official suite, of draft 7, with one that no library takes."""
     groups = [
