@@ -267,6 +267,7 @@ def test_chat_is_encoded_as_transformers_does(
 def test_contents_cannot_inject_control_tokens(
     kind: str, content: str, request: pytest.FixtureRequest
 ) -> None:
+    """B5.17: what a user writes is text."""
     tokenizer: Tokenizer = request.getfixturevalue(kind)
 
     def control(text: str) -> list[int]:
@@ -298,6 +299,7 @@ def test_template_that_refuses_is_the_callers_fault(llama: Tokenizer) -> None:
 
 
 def test_template_cannot_leave_the_sandbox(tmp_path: Path) -> None:
+    """B5.10: templates come with models."""
     template = "{{ messages.__class__.__mro__ }}"
     folder = write_folder(tmp_path / "m", byte_level(), template, eos_token="<|im_end|>")
     with pytest.raises(InvalidRequest, match="unsafe"):

@@ -1,7 +1,7 @@
 """Long jobs take turns, so that the streams beside them lose a bounded part of the processors.
 
-    processors left idle    as many jobs run as there are such processors
-    none                    one at a time, for a slice of each round; all others are stopped
+    this process is idle    as many jobs run as there are processors
+    it is not               one at a time, for a slice of each round; all others are stopped
 
 Priorities do not do that: of three threads on two processors, two of the forward may share one for
 a tenth of a second while the nicest has the other; and one that gets only what is left over gets
@@ -19,8 +19,9 @@ from typing import Protocol
 MAX_JOBS = 4
 ROUND_S = 0.05
 SLICE_S = 0.01
-# Of a processor that is held to be idle, what may be in use: nothing is ever quite idle.
-TOLERANCE = 0.1
+# Of one processor, what an idle process may use.  More may be a forward that a job has squeezed on
+# to one processor, which must not be taken for a processor to spare.
+IDLE_USE = 0.5
 
 
 class Pausable(Protocol):
@@ -34,8 +35,8 @@ class Pausable(Protocol):
 class Turns:
     """The processes whose jobs take long.  Thread-safe.
 
-    count_spare: how many processors were left idle since it was last called; by this process alone
-    unless given.
+    count_spare: how many processors jobs may have all the time, by what has happened since it was
+    last called.
     """
 
     def __init__(self, count_spare: Callable[[], int] | None = None) -> None:
@@ -112,7 +113,7 @@ class Load:
         self._seen = time.perf_counter(), time.process_time()
 
     def count_spare(self) -> int:
-        """Return how many it has left idle since the last call."""
+        """Return all of them if it has been idle since the last call, else 0."""
         before, self._seen = self._seen, (time.perf_counter(), time.process_time())
         wall, used = (now - then for now, then in zip(self._seen, before, strict=True))
-        return max(0, int(self._processors - used / max(wall, 1e-6) + TOLERANCE))
+        return self._processors if used < IDLE_USE * wall else 0

@@ -35,8 +35,8 @@ from structgen.constraints import (
     Whitespace,
 )
 from structgen.errors import BeyondBackend, ConstraintError
-from structgen.grammar import BACKENDS, bitmask
-from structgen.grammar.base import GrammarError, Matcher
+from structgen.grammar import BACKENDS, bitmask, build_backend
+from structgen.grammar.base import GrammarError, Matcher, Vocabulary
 
 VOCABULARIES = {"tiny": TINY, "bytes": BYTE_LEVEL, "pieces": SENTENCE_PIECES}
 
@@ -255,6 +255,31 @@ def test_control_tokens_are_never_allowed_and_never_accepted(bench: Bench) -> No
         for token in control:
             with pytest.raises(GrammarError):
                 matcher.fork().accept(token)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_very_long_token_is_a_token_like_any_other(backend: str) -> None:
+    """B4.6: a run of one character, beside its shortest beginnings."""
+    run = b"-" * 300
+    texts = [bytes([byte]) for byte in range(256)] + [run[:2], run[:16], run, CONTROL]
+    run_id = texts.index(run)
+    compiled = build_backend(backend, Vocabulary(texts)).compile(STRING)
+    matcher = compiled.new_matcher()
+    for token in (ord('"'), run_id, ord('"')):
+        matcher.accept(token)
+    assert matcher.accepting
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("text", ['root ::= "a"{0} "b"', 'root ::= ("a" "c"){0,0} "b"'])
+def test_what_may_come_no_times_at_all_is_empty(backend: str, text: str) -> None:
+    """B9.7: it neither comes nor goes on for ever."""
+    vocabulary = Vocabulary([b"a", b"b", b"c", CONTROL])
+    matcher = build_backend(backend, vocabulary).compile(Ebnf(text)).new_matcher()
+    with pytest.raises(GrammarError):
+        matcher.fork().accept(0)
+    matcher.accept(1)
+    assert matcher.accepting
 
 
 def test_filling_leaves_matchers_as_they_are(bench: Bench) -> None:

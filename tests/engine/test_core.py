@@ -150,6 +150,7 @@ def test_min_tokens_bans_stop_ids_until_then() -> None:
 
 
 def test_a_choice_is_obeyed_and_ends_without_a_forward_for_eos() -> None:
+    """B4.5: nothing is asked of a matcher behind the end."""
     engine = StubEngine(lambda tokens: 40)
     engine.add("a", [1, 2], constraint=Choice(("AB", "AC")))
     engine.run(1)
@@ -272,6 +273,7 @@ def test_the_logprobs_of_a_prompt_are_those_of_all_its_tokens_while_its_constrai
 
 
 def test_ten_requests_share_one_compile() -> None:
+    """B4.7: however many ask."""
     engine = StubEngine(counting, max_num_seqs=16)
     for index in range(10):
         engine.add(f"r{index}", [index, 2], constraint=Choice(("AB", "C")))
@@ -320,6 +322,7 @@ def test_a_failure_that_is_not_the_constraints_is_not_remembered() -> None:
 
 
 def test_a_compile_that_ran_out_of_time_is_tried_again() -> None:
+    """B4.9: it is not remembered as invalid."""
     engine = StubEngine(counting)
 
     def fail(constraint: object) -> None:
@@ -374,6 +377,7 @@ def test_who_names_the_library_that_auto_chose_shares_what_it_compiled() -> None
 
 
 def test_the_least_recently_used_constraints_leave_the_cache() -> None:
+    """B5.2: it is bounded, and there is none on disk."""
     engine = StubEngine(counting)  # it holds 8
     names = [f"AB{letter}" for letter in "CDEFGHIJKL"]
     for number, name in enumerate(names, 1):
@@ -386,6 +390,7 @@ def test_the_least_recently_used_constraints_leave_the_cache() -> None:
 
 
 def test_what_waits_to_be_compiled_is_bounded_and_plain_requests_go_on() -> None:
+    """B4.8: nobody else waits for it."""
     engine = StubEngine(counting, max_num_seqs=2)  # 16 may wait
     gate = threading.Event()
     engine.backend.gate = lambda constraint: gate.wait(10) and None
@@ -422,6 +427,7 @@ def test_parked_requests_neither_take_seats_nor_keep_blocks_from_others() -> Non
 
 
 def test_aborting_the_last_waiter_cancels_a_queued_compile() -> None:
+    """B4.7: who gives up leaves nothing waiting."""
     engine = StubEngine(counting)
     gate = threading.Event()
     engine.backend.gate = lambda constraint: gate.wait(10) and None
@@ -474,6 +480,7 @@ def test_a_row_that_fails_on_the_device_ends_alone() -> None:
 
 
 def test_a_token_that_the_matcher_refuses_ends_that_request_alone() -> None:
+    """B4.3: within the step, with an error."""
     engine = StubEngine(counting)
     engine.backend.refuse = {ord("B") - 32}
     engine.add("a", [1, 2], constraint=Choice(("AB",)))

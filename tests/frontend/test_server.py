@@ -361,7 +361,7 @@ def extreme_inputs() -> Iterator[GenerationInput]:
 
 
 def test_no_number_whatever_its_field_is_our_bug() -> None:
-    """With the checks that need the model and its tokenizer, over the wire."""
+    """B5.3, B5.14: With the checks that need the model and its tokenizer, over the wire."""
     allowed = {
         grpc.StatusCode.OK,
         grpc.StatusCode.INVALID_ARGUMENT,
@@ -521,6 +521,8 @@ def test_text_becomes_ids_and_text_again() -> None:
 
 
 def test_ids_outside_the_vocabulary_are_refused() -> None:
+    """B5.12, B5.13: before the engine sees them."""
+
     async def test() -> None:
         async with connected(ScriptedLLM()) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -109,6 +109,7 @@ async def assert_pool_is_whole(llm: AsyncLLM) -> None:
 def test_free_and_constrained_streams_share_the_engine_and_a_bad_one_fails_alone(
     run: Run, served: Served
 ) -> None:
+    """B4.1, B4.10: a bad constraint ends no stream but its own."""
     llm, _ = served
 
     async def test() -> None:

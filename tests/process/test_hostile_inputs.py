@@ -97,6 +97,7 @@ async def ask_for_plain(stub: Stub) -> str:
 
 
 def test_hostile_inputs_are_answered_soon_and_nothing_else_suffers() -> None:
+    """B4.15, B5.1, B5.7, B5.8, B5.16: also the same answers as before, from the same process."""
     client = ProcessClient(CONFIG)
 
     async def test() -> None:
