@@ -32,6 +32,8 @@ HEAVY = ("torch", "transformers", "xgrammar", "numba", "llvmlite")
 NUMBA = (
     "structgen.model.attention.numba_cpu",
     "structgen.model.attention.numba_kernel",
+    "structgen.model.attention.numba_panels",
+    "structgen.model.attention.numba_vectors",
     "structgen.model.fused.passes",
     "structgen.model.fused.vectors",
 )

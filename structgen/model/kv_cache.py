@@ -61,5 +61,9 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     # torch.zeros would write to every page; anonymous memory is zero and takes no page before use.
-    memory = mmap.mmap(-1, torch.Size(shape).numel() * dtype.itemsize)
+    size_bytes = torch.Size(shape).numel() * dtype.itemsize
+    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        # Blocks lie anywhere, and to find the page of each takes longer than to read it.
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -3,15 +3,16 @@
 The keys and values of a (block, KV head) are contiguous, so that they are read once, in order, for
 the whole group of query heads that shares them; keys lie transposed, as the kernel wants them:
 
-    layer [num_blocks, Hk, 2, ...]    0: keys [D, block_size]    1: values [block_size, D]
+    layer [num_blocks, Hk, 2, ...]    0: keys    1: values
 
-with D = head_dim rounded up to whole vectors.  Work is cut into pieces: a run of one sequence's new
+with head_dim rounded up to whole vectors.  Work is cut into pieces: a run of one sequence's new
 tokens times one KV head.  The threads take pieces, the costly ones first, until there are none.
 """
 
 from __future__ import annotations
 
 import ctypes
+import struct
 import time
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple, cast
@@ -24,30 +25,31 @@ from structgen import logs
 from structgen.errors import ConfigError
 from structgen.model.attention import numba_kernel as kernel
 from structgen.model.attention.base import AttentionBackend, AttentionMetadata
+from structgen.model.attention.numba_panels import KEY_TILE, MAX_HEAD_DIM
+from structgen.model.attention.numba_vectors import Kind, kind_of
 
 log = logs.get(__name__)
 
-_BITS = {
-    torch.float32: kernel.BITS_FLOAT32,
-    torch.bfloat16: kernel.BITS_BFLOAT16,
-    torch.float16: kernel.BITS_FLOAT16,
-}
-
+_NUMBERS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+_INPUTS = (torch.float32, torch.bfloat16)  # what the kernel reads and writes
 
 # Multiply-adds that one thread does alone, in some 20 us: a few times what waking the others takes.
 _GRAIN = 1 << 18
 
 
-class _Pieces(NamedTuple):
+class _Step(NamedTuple):
     """The work of one step, the same in every layer.
 
-    rows: int64 [num_pieces, 4], see _cut.  cost: keys that are looked at, of all new tokens.
+    pieces: int64 [num_pieces, 4], see _cut.  cost: keys that are looked at, of all new tokens.
+    slots, table: of the metadata, contiguous.
     """
 
     meta: AttentionMetadata
     group: int
-    rows: npt.NDArray[np.int64]
+    pieces: npt.NDArray[np.int64]
     cost: int
+    slots: torch.Tensor
+    table: torch.Tensor
 
 
 class NumbaCpuAttention(AttentionBackend):
@@ -55,29 +57,36 @@ class NumbaCpuAttention(AttentionBackend):
 
     name: ClassVar[str] = "numba_cpu"
 
-    def __init__(self, threads: int) -> None:
-        """threads: as many as torch has; OpenMP rebuilds its pool when the number changes."""
+    def __init__(self, threads: int, kind: Callable[[str], Kind] = kind_of) -> None:
+        """threads: as many as torch has; OpenMP rebuilds its pool when the number changes.
+
+        kind: how to compute with numbers of a dtype, if not as suits the CPU best.
+        """
         self._threads = threads
         self._run_parallel = _openmp() if threads > 1 else None
-        self._pieces: _Pieces | None = None
+        self._kinds = {dtype: kind(number) for dtype, number in _NUMBERS.items()}
+        self._tasks: dict[torch.dtype, int] = {}
+        self._step: _Step | None = None
+        self._frame = ctypes.create_string_buffer(_FRAME.size)
+        self._frame_address = ctypes.addressof(self._frame)
+        self._scratch = torch.zeros(0, dtype=torch.int8)
 
     def kv_shape(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int
     ) -> tuple[int, ...]:
-        if head_dim > kernel.MAX_HEAD_DIM:
-            raise ConfigError(f"head_dim must be at most {kernel.MAX_HEAD_DIM}, got {head_dim}")
-        if block_size > kernel.KEY_TILE:
-            raise ConfigError(f"block_size must be at most {kernel.KEY_TILE}, got {block_size}")
-        padded_dim = -(-head_dim // kernel.LANES) * kernel.LANES
+        if head_dim > MAX_HEAD_DIM:
+            raise ConfigError(f"head_dim must be at most {MAX_HEAD_DIM}, got {head_dim}")
+        if block_size > KEY_TILE:
+            raise ConfigError(f"block_size must be at most {KEY_TILE}, got {block_size}")
+        lanes = self._kinds[torch.float32].lanes
+        padded_dim = -(-head_dim // lanes) * lanes
         return (num_blocks, num_kv_heads, 2, block_size, padded_dim)
 
     def prepare(self, kv_dtype: torch.dtype) -> None:
-        if kv_dtype not in _BITS:
-            raise ConfigError(f"kv_dtype must be one of {', '.join(map(str, _BITS))}")
+        if kv_dtype not in self._kinds:
+            raise ConfigError(f"kv_dtype must be one of {', '.join(map(str, self._kinds))}")
         began = time.perf_counter()
-        kernel.compile_task(_BITS[kv_dtype])
-        nothing = np.empty((0, 1, 1), _BITS[kv_dtype])
-        kernel.store(nothing, nothing, np.empty(0, np.int64), nothing.reshape(0), block_size=1)
+        self._tasks[kv_dtype] = kernel.compile_task(self._kinds[kv_dtype])
         log.info("kernel ready", kv_dtype=kv_dtype, seconds=round(time.perf_counter() - began, 1))
 
     def forward(
@@ -92,41 +101,58 @@ class NumbaCpuAttention(AttentionBackend):
         window: int | None,
         softcap: float | None,
     ) -> torch.Tensor:
-        cache, block_size = _raw(kv_layer.view(-1)), kv_layer.shape[3]
-        keys, values = (_raw(tensor.to(kv_layer.dtype).contiguous()) for tensor in (k, v))
-        kernel.store(keys, values, meta.slot_mapping.numpy(), cache, block_size)
+        dtype = q.dtype
+        if dtype not in _INPUTS or k.dtype != dtype or v.dtype != dtype:
+            q, k, v = q.float(), k.float(), v.float()
+        q, k, v = _whole_rows(q), _whole_rows(k), _whole_rows(v)
+        out = torch.empty(q.shape, dtype=q.dtype)
+        num_tokens, num_heads, head_dim = q.shape
+        num_kv_heads, width = k.shape[1], q.element_size()
+        step = self._cut(meta, num_heads // num_kv_heads)
+        scratch, scratch_bytes = self._get_scratch(num_heads // num_kv_heads)
+        # In the order of kernel.FRAME.
+        _FRAME.pack_into(
+            self._frame, 0,
+            0, 0, 0, 0,
+            q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), kv_layer.data_ptr(),
+            step.slots.data_ptr(), step.table.data_ptr(), step.pieces.ctypes.data, scratch,
+            *(stride * width for tensor in (q, k, v) for stride in tensor.stride()[:2]),
+            num_tokens, *step.table.shape, len(step.pieces), num_heads, num_kv_heads, head_dim,
+            kv_layer.shape[3], meta.max_k if window is None else window, scratch_bytes, width,
+            scale, 0.0 if softcap is None else softcap,
+        )  # fmt: skip
+        self._run(self._tasks[kv_layer.dtype], step.cost * num_heads * head_dim)
+        return out if out.dtype == dtype else out.to(dtype)
 
-        queries = q.float().contiguous()
-        out = torch.empty_like(queries)
-        table = meta.block_table.contiguous()
-        pieces = self._cut(meta, group=q.shape[1] // k.shape[1])
-        frame = np.zeros((), kernel.FRAME)
-        frame["q"], frame["out"] = queries.data_ptr(), out.data_ptr()
-        frame["cache"], frame["table"] = kv_layer.data_ptr(), table.data_ptr()
-        frame["pieces"] = pieces.rows.ctypes.data
-        frame["num_tokens"], frame["num_heads"], frame["head_dim"] = q.shape
-        frame["num_sequences"], frame["table_width"] = table.shape
-        frame["cache_size"], frame["num_pieces"] = cache.size, len(pieces.rows)
-        frame["num_kv_heads"], frame["block_size"] = k.shape[1], block_size
-        frame["window"] = meta.max_k if window is None else window
-        frame["scale"], frame["softcap"] = scale, 0.0 if softcap is None else softcap
-        task = kernel.compile_task(_BITS[kv_layer.dtype])
-        self._run(task, frame.ctypes.data, pieces.cost * q.shape[1] * q.shape[2])
-        return out.to(q.dtype)
+    def _cut(self, meta: AttentionMetadata, group: int) -> _Step:
+        """Return the work of a step; the same object for each layer of one forward."""
+        step = self._step
+        if step is None or step.meta is not meta or step.group != group:
+            pieces, cost = _cut(meta, max(1, kernel.ROW_TILE // group))
+            slots, table = meta.slot_mapping.contiguous(), meta.block_table.contiguous()
+            step = self._step = _Step(meta, group, pieces, cost, slots, table)
+        return step
 
-    def _cut(self, meta: AttentionMetadata, group: int) -> _Pieces:
-        """Return the pieces of a step; the same object for each layer of one forward."""
-        pieces = self._pieces
-        if pieces is None or pieces.meta is not meta or pieces.group != group:
-            rows, cost = _cut(meta, max(1, kernel.ROW_TILE // group))
-            pieces = self._pieces = _Pieces(meta, group, rows, cost)
-        return pieces
+    def _get_scratch(self, group: int) -> tuple[int, int]:
+        """Return the address of the threads' scratch, and the bytes of each thread's."""
+        size_bytes = kernel.scratch_bytes(max(kernel.ROW_TILE, group))
+        if self._scratch.numel() < size_bytes * self._threads:
+            self._scratch = torch.zeros(size_bytes * self._threads, dtype=torch.int8)
+        return self._scratch.data_ptr(), size_bytes
 
-    def _run(self, task: int, frame: int, cost: int) -> None:
+    def _run(self, task: int, cost: int) -> None:
         if self._run_parallel is None or cost < _GRAIN:
-            _TASK(task)(frame)
+            _TASK(task)(self._frame_address)
         else:
-            self._run_parallel(task, frame, self._threads, 0)
+            self._run_parallel(task, self._frame_address, self._threads, 0)
+
+
+_FRAME = struct.Struct(f"{len(kernel.FRAME.names) - 2}q2d")
+
+
+def _whole_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose numbers of one head are consecutive."""
+    return tensor if tensor.stride(2) == 1 else tensor.contiguous()
 
 
 _TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -147,13 +173,6 @@ def _openmp() -> Callable[[int, int, int, int], None] | None:
     run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     run.restype = None
     return cast("Callable[[int, int, int, int], None]", run)
-
-
-def _raw(tensor: torch.Tensor) -> kernel.Bits:
-    """Return a view of the tensor's bits, of the type that tells the kernel what they are."""
-    if tensor.dtype == torch.float32:
-        return tensor.numpy()
-    return tensor.view(torch.int16).numpy().view(_BITS[tensor.dtype])
 
 
 def _cut(meta: AttentionMetadata, most: int) -> tuple[npt.NDArray[np.int64], int]:

@@ -1,17 +1,22 @@
 """The kernel of numba_cpu: attention over a paged cache, compiled for this machine's vectors.
 
-In three parts: a vector type for numba and what can be done with it; the arithmetic; how threads
-take work.  All in one file because numba's cache on disk is renewed when this file changes, not
-when one that it imports does.
-
 Both products of attention are sums of a vector times a scalar, so that nothing is ever added up
-across a vector, and a whole row of sums stays in registers:
+across a vector, and a block of sums stays in registers:
 
-    scores[LANES tokens] += q[d] * keys[d, LANES tokens]
-    out[LANES dims] += weight[t] * values[t, LANES dims]
+    scores[row, token...] += query[row, d] * keys[d, token...]
+    sums[row, d...] += weight[row, token] * values[token, d...]
 
-Keys and values are raw bits, for numba has no bfloat16; the type of the bits says how to widen
-them.  Arithmetic is float32.  Scratch is rows of _ROW_STEP float32.
+where a row is a new token times a query head of the group.  Keys are taken in tiles of KEY_TILE
+tokens that begin at the same positions whoever asks, and each row has sums of its own, added up in
+one order: what comes out for a token depends neither on its neighbours in the batch nor on how a
+prompt was cut into chunks.
+
+The keys and values of a (block, KV head), with two numbers of 16 bits or one of 32 in a word:
+
+    keys   [D / pack, block_size, pack]
+    values [block_size / pack, D, pack]     the last token of an odd block has its row unpaired
+
+Scratch is rows of float32, SCORE_STEP or DIM_STEP bytes apart.
 """
 
 # What numba compiles is its own dialect, with its own types, and its typing API has none.
@@ -20,287 +25,454 @@ them.  Arithmetic is float32.  Scratch is rows of _ROW_STEP float32.
 from __future__ import annotations
 
 import functools
-import math
-from typing import Any
+import hashlib
+from pathlib import Path
 
 import numba
 import numpy as np
-import numpy.typing as npt
-from llvmlite import binding as llvm
-from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic, models, register_model
 
 from structgen import logs
+from structgen.model.attention import numba_panels, numba_vectors
+from structgen.model.attention.numba_panels import (
+    DIM_STEP,
+    KEY_TILE,
+    SCORE_STEP,
+    score_panel,
+    value_panel,
+)
+from structgen.model.attention.numba_vectors import (
+    LOWEST,
+    Kind,
+    add,
+    address_of,
+    capped,
+    copy_short,
+    copy_word,
+    lanes,
+    larger,
+    largest,
+    load,
+    look,
+    pack,
+    pointer_to,
+    power_of_two,
+    read_number,
+    read_numbers,
+    rounded,
+    scalar_bytes,
+    splat,
+    store,
+    take,
+    times,
+    total,
+    write_cached,
+    write_output,
+    write_scalar,
+    write_weights,
+)
 
 log = logs.get(__name__)
 
-# float32 of a vector: one AVX-512 register, or one of 256 bits, or two of 128.
-LANES = 16 if llvm.get_host_cpu_features().get("avx512f") else 8
-KEY_TILE = 256  # keys between two updates of the running softmax; the largest block size
-ROW_TILE = 64  # query rows (new tokens times heads of a group) of one piece of work
-MAX_HEAD_DIM = 512
-
-# From a row of scratch to the next.  A constant, so that the rows' addresses need no registers; an
-# odd number of cache lines, so that the rows do not compete for the same ones.
-_ROW_STEP = MAX_HEAD_DIM + 16
-_USUAL_BLOCK = 16  # the block size worth a loop of its own: the default
-_LOWEST = np.float32(-3e38)  # a score that is out of sight; finite, so that differences are
-
-BITS_FLOAT32, BITS_BFLOAT16, BITS_FLOAT16 = np.float32, np.uint16, np.int16
-
-_FLOAT = ir.FloatType()
-_VECTOR = ir.VectorType(_FLOAT, LANES)
-
-
-# --- vectors ---
-
-
-class _VectorType(types.Type):
-    def __init__(self) -> None:
-        super().__init__(name=f"float32x{LANES}")
-
-
-_vector = _VectorType()
-
-
-@register_model(_VectorType)
-class _VectorModel(models.PrimitiveModel):
-    def __init__(self, manager: Any, numba_type: _VectorType) -> None:
-        super().__init__(manager, numba_type, _VECTOR)
-
-
-def _pointer(context: Any, builder: Any, array_type: Any, array: Any, at: Any) -> Any:
-    return builder.gep(context.make_array(array_type)(context, builder, array).data, [at])
-
-
-def _read(builder: Any, pointer: Any, element: Any) -> Any:
-    """Read a vector of elements; the address need only be aligned to one."""
-    vector = builder.load(builder.bitcast(pointer, ir.VectorType(element, LANES).as_pointer()))
-    vector.align = 2 if isinstance(element, ir.IntType) else 4
-    return vector
-
-
-def _splat(builder: Any, scalar: Any) -> Any:
-    undefined = ir.Constant(_VECTOR, ir.Undefined)
-    lanes = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
-    first = builder.insert_element(undefined, scalar, ir.Constant(ir.IntType(32), 0))
-    return builder.shuffle_vector(first, undefined, lanes)
-
-
-def _row_offsets(builder: Any, at: Any, count: int) -> list[Any]:
-    return [builder.add(at, at.type(i * _ROW_STEP)) for i in range(count)]
-
-
-@intrinsic
-def _zeros(typing: Any, rows: Any) -> Any:
-    """Return a vector of zeros for each element of the tuple `rows`."""
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        zero = ir.Constant(_VECTOR, [0.0] * LANES)
-        return context.make_tuple(builder, signature.return_type, [zero] * len(rows))
-
-    return types.UniTuple(_vector, len(rows))(rows), build
-
-
-@intrinsic
-def _load(typing: Any, array: Any, at: Any) -> Any:
-    """Return array[at : at + LANES] as float32, of whatever the raw bits stand for."""
-    bits, words = ir.IntType(16), ir.VectorType(ir.IntType(32), LANES)
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = _pointer(context, builder, signature.args[0], *arguments)
-        if array.dtype == types.float32:
-            return _read(builder, pointer, _FLOAT)
-        narrow = _read(builder, pointer, bits)
-        if array.dtype == types.int16:
-            half = builder.bitcast(narrow, ir.VectorType(ir.HalfType(), LANES))
-            return builder.fpext(half, _VECTOR)
-        # bfloat16 is the upper half of float32.
-        shift = ir.Constant(words, [16] * LANES)
-        return builder.bitcast(builder.shl(builder.zext(narrow, words), shift), _VECTOR)
-
-    return _vector(array, types.intp), build
-
-
-@intrinsic
-def _load_rows(typing: Any, rows: Any, array: Any, at: Any) -> Any:
-    """Return the vectors at `at` in consecutive rows of scratch, one per element of `rows`."""
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _, source, start = arguments
-        vectors = [
-            _read(builder, _pointer(context, builder, array, source, offset), _FLOAT)
-            for offset in _row_offsets(builder, start, len(rows))
-        ]
-        return context.make_tuple(builder, signature.return_type, vectors)
-
-    return types.UniTuple(_vector, len(rows))(rows, array, types.intp), build
-
-
-@intrinsic
-def _store_rows(typing: Any, vectors: Any, array: Any, at: Any) -> Any:
-    """Write the vectors to `at` in consecutive rows of scratch."""
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        tuple_, target, start = arguments
-        for i, offset in enumerate(_row_offsets(builder, start, len(vectors))):
-            pointer = _pointer(context, builder, array, target, offset)
-            vector = builder.extract_value(tuple_, i)
-            builder.store(vector, builder.bitcast(pointer, _VECTOR.as_pointer())).align = 4
-        return context.get_dummy_value()
-
-    return types.void(vectors, array, types.intp), build
-
-
-@intrinsic
-def _add_scaled(typing: Any, sums: Any, scalars: Any, at: Any, vector: Any) -> Any:
-    """Return sums[i] + scalar * vector for each i, the scalar at `at` in row i of `scalars`."""
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        tuple_, source, start, factor = arguments
-        results = []
-        for i, offset in enumerate(_row_offsets(builder, start, len(sums))):
-            scalar = builder.load(_pointer(context, builder, scalars, source, offset))
-            old = builder.extract_value(tuple_, i)
-            results.append(_add_product(builder, old, _splat(builder, scalar), factor))
-        return context.make_tuple(builder, signature.return_type, results)
-
-    return sums(sums, scalars, types.intp, _vector), build
-
-
-@intrinsic
-def _plus(typing: Any, left: Any, right: Any) -> Any:
-    """Return left[i] + right[i] for two tuples of vectors."""
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        results = [
-            builder.fadd(*(builder.extract_value(tuple_, i) for tuple_ in arguments))
-            for i in range(len(left))
-        ]
-        return context.make_tuple(builder, signature.return_type, results)
-
-    return left(left, right), build
-
-
-@intrinsic
-def _larger(typing: Any, left: Any, right: Any) -> Any:
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _max(builder, *arguments)
-
-    return _vector(_vector, _vector), build
-
-
-@intrinsic
-def _largest(typing: Any, vector: Any) -> Any:
-    """Return the largest lane."""
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        function = _intrinsic_of(builder, "llvm.vector.reduce.fmax", _FLOAT, _VECTOR)
-        return builder.call(function, arguments)
-
-    return types.float32(_vector), build
-
-
-@intrinsic
-def _sum(typing: Any, vector: Any) -> Any:
-    """Return the sum of the lanes."""
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        function = _intrinsic_of(builder, "llvm.vector.reduce.fadd", _FLOAT, _FLOAT, _VECTOR)
-        return builder.call(function, [_FLOAT(-0.0), *arguments], fastmath=("reassoc",))
-
-    return types.float32(_vector), build
-
-
-@intrinsic
-def _exp_below(typing: Any, vector: Any, highest: Any) -> Any:
-    """Return e ** (vector - highest), for lanes up to `highest`; never below 1e-38."""
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _exp(builder, builder.fsub(arguments[0], _splat(builder, arguments[1])))
-
-    return _vector(_vector, types.float32), build
-
-
-@intrinsic
-def _capped(typing: Any, vector: Any, softcap: Any) -> Any:
-    """Return softcap * tanh(vector / softcap)."""
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        scores, cap = arguments[0], _splat(builder, arguments[1])
-        # tanh x = sign(x) (1 - e) / (1 + e) with e = exp(-2 |x|), which cannot overflow.
-        size = builder.call(_intrinsic_of(builder, "llvm.fabs", _VECTOR, _VECTOR), [scores])
-        power = builder.fdiv(builder.fmul(size, _constant(-2.0)), cap)
-        small, one = _exp(builder, power), _constant(1.0)
-        tanh = builder.fdiv(builder.fsub(one, small), builder.fadd(one, small))
-        copysign = _intrinsic_of(builder, "llvm.copysign", _VECTOR, _VECTOR, _VECTOR)
-        return builder.call(copysign, [builder.fmul(cap, tanh), scores])
-
-    return _vector(_vector, types.float32), build
-
-
-def _exp(builder: Any, x: Any) -> Any:
-    """Emit e ** x, x at most 0, within 2e-7 (relative); lanes below -87 count as -87."""
-    words = ir.VectorType(ir.IntType(32), LANES)
-    x = _max(builder, x, _constant(-87.0))
-    half_more = _add_product(builder, _constant(0.5), x, _constant(1.44269504))  # 1 / ln 2
-    power = builder.call(_intrinsic_of(builder, "llvm.floor", _VECTOR, _VECTOR), [half_more])
-    # ln 2 in two parts: the first has few bits, so that its product is exact.
-    rest = _add_product(builder, x, power, _constant(-0.693359375))
-    rest = _add_product(builder, rest, power, _constant(2.12194440e-4))
-    series = _constant(1 / 5040)
-    for factorial in (720, 120, 24, 6, 2, 1, 1):
-        series = _add_product(builder, _constant(1 / factorial), series, rest)
-    exponent = builder.add(builder.fptosi(power, words), ir.Constant(words, [127] * LANES))
-    shifted = builder.shl(exponent, ir.Constant(words, [23] * LANES))
-    return builder.fmul(series, builder.bitcast(shifted, _VECTOR))
-
-
-def _constant(value: float) -> Any:
-    return ir.Constant(_VECTOR, [float(np.float32(value))] * LANES)
-
-
-def _max(builder: Any, left: Any, right: Any) -> Any:
-    return builder.select(builder.fcmp_ordered(">", left, right), left, right)
-
-
-def _add_product(builder: Any, term: Any, left: Any, right: Any) -> Any:
-    """Emit term + left * right, fused where the CPU can."""
-    product = builder.fmul(left, right, flags=("contract",))
-    return builder.fadd(term, product, flags=("contract",))
-
-
-def _intrinsic_of(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
-    """Return LLVM's function `name` for our vectors."""
-    return cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(result, arguments), f"{name}.v{LANES}f32"
-    )
-
-
-@intrinsic
-def _pointer_to(typing: Any, address: Any) -> Any:
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
-
-    return types.voidptr(types.intp), build
-
-
-@intrinsic
-def _take(typing: Any, counter: Any) -> Any:
-    """Return the int64 at the address `counter` and add one to it, as one atomic operation."""
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        word = ir.IntType(64)
-        return builder.atomic_rmw(
-            "add", builder.bitcast(arguments[0], word.as_pointer()), word(1), "monotonic"
+ROW_TILE = 48  # query rows (new tokens times heads of a group) of one piece of work
+STORE_TILE = 16  # new tokens that are stored as one unit of work
+
+_LOG2_E = np.float32(1.4426950408889634)
+
+# What the threads of one call share, and are given the address of.  All of 8 bytes.
+COUNTERS = ("next_thread", "next_store", "stored", "next")
+ADDRESSES = ("q", "k", "v", "out", "cache", "slots", "table", "pieces", "scratch")
+STRIDES = ("q_token", "q_head", "k_token", "k_head", "v_token", "v_head")  # in bytes
+COUNTS = (
+    *("num_tokens", "num_sequences", "table_width", "num_pieces", "num_heads", "num_kv_heads"),
+    *("head_dim", "block_size", "window", "scratch_bytes", "input_bytes"),
+)
+FRAME = np.dtype(
+    [
+        *((name, np.int64) for name in (*COUNTERS, *ADDRESSES, *STRIDES, *COUNTS)),
+        *((name, np.float64) for name in ("scale", "softcap")),
+    ]
+)
+
+_jit = functools.partial(numba.njit, nogil=True, error_model="numpy")
+_inline = functools.partial(_jit, forceinline=True)
+
+
+def scratch_bytes(num_rows: int) -> int:
+    """Return the bytes of scratch that a thread needs for pieces of at most so many rows."""
+    needed = num_rows * (SCORE_STEP + 2 * DIM_STEP + 8) + KEY_TILE * 4 * 8
+    return (needed + 4095) // 4096 * 4096  # threads write to pages of their own
+
+
+@_inline()
+def _round_up(size, step):
+    return (size + step - 1) // step * step
+
+
+@_inline()
+def _half_bytes(kind, frame):
+    """Return the bytes of a block's keys of one head; its values follow."""
+    dim = _round_up(frame.head_dim, lanes(kind))
+    return dim * frame.block_size * 4 // pack(kind)
+
+
+# --- new keys and values ---
+
+
+@_inline()
+def _copy_row(kind, source, is_float32, count, target):
+    """Write `count` numbers of the input in a row, as the cache keeps them."""
+    width, source_width = 4 // pack(kind), 4 if is_float32 else 2
+    whole = count // lanes(kind) * lanes(kind)
+    for d in range(0, whole, lanes(kind)):
+        numbers = read_numbers(kind, source + d * source_width, is_float32)
+        write_cached(kind, numbers, target + d * width)
+    for d in range(whole, count):
+        number = read_number(source + d * source_width, is_float32)
+        write_cached(kind, number, target + d * width)
+    write_cached(kind, np.float32(0), target + count * width)  # the rest of a word
+
+
+@_jit()
+def _store_token(kind, frame, k, v, keys, values, offset, row):
+    """Put the key and the value of one token and head to its place.
+
+    k, v, keys, values: addresses; row: that of a row of scratch.
+    """
+    size, dim, is_float32 = frame.block_size, frame.head_dim, frame.input_bytes == 4
+    row_bytes = _round_up(dim, lanes(kind)) * 4
+    _copy_row(kind, k, is_float32, dim, row)
+    for j in range((dim + pack(kind) - 1) // pack(kind)):
+        copy_word(row + j * 4, keys + (j * size + offset) * 4)
+    _copy_row(kind, v, is_float32, dim, row)
+    target = values + offset // pack(kind) * row_bytes
+    if pack(kind) == 1:
+        for d in range(dim):
+            copy_word(row + d * 4, target + d * 4)
+    elif offset == size - 1 and size % 2 == 1:
+        for d in range(dim):
+            copy_short(row + d * 2, target + d * 2)
+    else:
+        for d in range(dim):
+            copy_short(row + d * 2, target + offset % 2 * 2 + d * 4)
+
+
+@_inline()
+def _store(kind, frame, token, slot, row):
+    """Put the keys and values of one new token to its slot."""
+    block, offset = slot // frame.block_size, slot % frame.block_size
+    half = _half_bytes(kind, frame)
+    for head in range(frame.num_kv_heads):
+        k = frame.k + token * frame.k_token + head * frame.k_head
+        v = frame.v + token * frame.v_token + head * frame.v_head
+        keys = frame.cache + (block * frame.num_kv_heads + head) * 2 * half
+        _store_token(kind, frame, k, v, keys, keys + half, offset, row)
+
+
+@_jit()
+def _store_all(kind, frame, base, row):
+    """Take part in storing, and wait until all is stored."""
+    num_units = (frame.num_tokens + STORE_TILE - 1) // STORE_TILE
+    slots = numba.carray(pointer_to(frame.slots), frame.num_tokens, np.int64)
+    while True:
+        unit = take(base + 8)
+        if unit >= num_units:
+            break
+        for token in range(unit * STORE_TILE, min((unit + 1) * STORE_TILE, frame.num_tokens)):
+            _store(kind, frame, token, slots[token], row)
+        take(base + 16)
+    while look(base + 16) < num_units:
+        pass
+
+
+# --- the two products ---
+
+_ROWS = {16: (0,) * 6, 8: (0,) * 3}  # that fit in registers, with four columns
+_FOUR, _THREE, _TWO, _ONE = ((0,) * count for count in (4, 3, 2, 1))
+
+
+@_inline()
+def _score_rows(kind, tall, columns, num_rows, num_words, queries, keys, size, scores, ahead):
+    row = 0
+    while row < num_rows:
+        q, s, left = queries + row * DIM_STEP, scores + row * SCORE_STEP, num_rows - row
+        if left >= len(tall):
+            score_panel(kind, tall, columns, num_words, q, keys, size * 4, s, ahead)
+            row += len(tall)
+        elif left >= 3:
+            score_panel(kind, _THREE, columns, num_words, q, keys, size * 4, s, ahead)
+            row += 3
+        elif left == 2:
+            score_panel(kind, _TWO, columns, num_words, q, keys, size * 4, s, ahead)
+            row += 2
+        else:
+            score_panel(kind, _ONE, columns, num_words, q, keys, size * 4, s, ahead)
+            row += 1
+
+
+@_jit()
+def _score(kind, tall, num_rows, frame, queries, columns, tokens, scores):
+    """Write queries . keys to scores.
+
+    columns: the address of a list, of the address of each whole vector of tokens.  tokens: their
+    first tokens, in the tile.  Lanes behind a block's last token hold anything, and the next column
+    overwrites them.
+    """
+    size, num_words = frame.block_size, (frame.head_dim + pack(kind) - 1) // pack(kind)
+    half = _half_bytes(kind, frame)  # the values are read next
+    column = 0
+    while column < tokens.size:
+        keys, target = columns + column * 8, scores + tokens[column] * 4
+        if tokens.size - column >= 4 and size % lanes(kind) == 0:
+            _score_rows(kind, tall, _FOUR, num_rows, num_words, queries, keys, size, target, half)
+            column += 4
+        else:
+            _score_rows(kind, tall, _ONE, num_rows, num_words, queries, keys, size, target, half)
+            column += 1
+
+
+@_inline()
+def _value_rows(kind, tall, columns, num_rows, weights, blocks, length, size, dim, at, sums, ahead):
+    row = 0
+    while row < num_rows:
+        w, s = weights + row * SCORE_STEP, sums + row * DIM_STEP + at * 4
+        left = num_rows - row
+        if left >= len(tall):
+            value_panel(kind, tall, columns, w, blocks, length, size, dim, at, s, ahead)
+            row += len(tall)
+        elif left >= 3:
+            value_panel(kind, _THREE, columns, w, blocks, length, size, dim, at, s, ahead)
+            row += 3
+        elif left == 2:
+            value_panel(kind, _TWO, columns, w, blocks, length, size, dim, at, s, ahead)
+            row += 2
+        else:
+            value_panel(kind, _ONE, columns, w, blocks, length, size, dim, at, s, ahead)
+            row += 1
+
+
+@_jit()
+def _gather(kind, tall, num_rows, frame, weights, blocks, ahead, length, sums):
+    """Add weights . values to sums, for the first `length` tokens of `blocks`."""
+    size, dim = frame.block_size, _round_up(frame.head_dim, lanes(kind))
+    at = 0
+    while at < dim:
+        if dim - at >= 4 * lanes(kind):
+            _value_rows(
+                kind, tall, _FOUR, num_rows, weights, blocks, length, size, dim, at, sums, ahead
+            )
+            at += 4 * lanes(kind)
+        else:
+            _value_rows(
+                kind, tall, _ONE, num_rows, weights, blocks, length, size, dim, at, sums, ahead
+            )
+            at += lanes(kind)
+
+
+# --- the softmax ---
+
+
+@_jit()
+def _soften(kind, frame, row, start, stop, width, state, sums, dim):
+    """Turn a row's scores [start, stop) into weights, the others into 0; keep the softmax running.
+
+    row: the address of `width` scores, whole vectors.  state: the highest score and the total
+    weight so far, which are updated, and `sums` with them.
+    """
+    step = lanes(kind) * 4
+    if start >= stop:
+        for at in range(0, width * 4, step):
+            store(splat(kind, np.float32(0)), row + at)
+        return
+    factor = np.float32(frame.scale * _LOG2_E)
+    if frame.softcap > 0:
+        factor, scale, softcap = _LOG2_E, np.float32(frame.scale), np.float32(frame.softcap)
+        for at in range(0, width * 4, step):
+            store(capped(kind, load(kind, row + at), scale, softcap), row + at)
+    if start > 0 or stop < width:
+        scores = numba.carray(pointer_to(row), width, np.float32)
+        for t in range(start):
+            scores[t] = LOWEST
+        for t in range(stop, width):
+            scores[t] = LOWEST
+    peaks = load(kind, row)
+    for at in range(step, width * 4, step):
+        peaks = larger(peaks, load(kind, row + at))
+    highest = max(state[0], largest(peaks))
+    if highest > state[0]:
+        shrink = power_of_two(kind, splat(kind, state[0]), factor, highest)
+        for at in range(0, dim * 4, step):
+            store(times(load(kind, sums + at), shrink), sums + at)
+        state[0], state[1] = highest, state[1] * largest(shrink)
+    all_weights = splat(kind, np.float32(0))
+    for at in range(0, width * 4, step):
+        weights = rounded(kind, power_of_two(kind, load(kind, row + at), factor, highest))
+        write_weights(kind, weights, row + at // 4 * scalar_bytes(kind))
+        all_weights = add(all_weights, weights)
+    state[1] += total(all_weights)
+
+
+# --- one piece of work ---
+
+
+@_inline()
+def _copy_query(kind, frame, source, target):
+    is_float32, width, source_width = frame.input_bytes == 4, scalar_bytes(kind), frame.input_bytes
+    whole = frame.head_dim // lanes(kind) * lanes(kind)
+    for d in range(0, whole, lanes(kind)):
+        numbers = read_numbers(kind, source + d * source_width, is_float32)
+        write_scalar(kind, numbers, target + d * width)
+    for d in range(whole, frame.head_dim):
+        number = read_number(source + d * source_width, is_float32)
+        write_scalar(kind, number, target + d * width)
+    write_scalar(kind, np.float32(0), target + frame.head_dim * width)  # the rest of a word
+
+
+@_jit()
+def _begin(kind, frame, piece, head, queries, sums, state):
+    """Lay out the queries of a piece, and clear what is summed up."""
+    group, dim = frame.num_heads // frame.num_kv_heads, _round_up(frame.head_dim, lanes(kind))
+    row = 0
+    for token in range(piece[1], piece[1] + piece[2]):
+        for query_head in range(head * group, (head + 1) * group):
+            source = frame.q + token * frame.q_token + query_head * frame.q_head
+            _copy_query(kind, frame, source, queries + row * DIM_STEP)
+            for at in range(0, dim * 4, lanes(kind) * 4):
+                store(splat(kind, np.float32(0)), sums + row * DIM_STEP + at)
+            state[row, 0], state[row, 1] = LOWEST, np.float32(0)
+            row += 1
+
+
+@_jit()
+def _finish(kind, frame, piece, head, sums, state):
+    """Write the results of a piece."""
+    group, is_float32 = frame.num_heads // frame.num_kv_heads, frame.input_bytes == 4
+    whole = frame.head_dim // lanes(kind) * lanes(kind)
+    row = 0
+    for token in range(piece[1], piece[1] + piece[2]):
+        for query_head in range(head * group, (head + 1) * group):
+            index = (token * frame.num_heads + query_head) * frame.head_dim
+            out, source = frame.out + index * frame.input_bytes, sums + row * DIM_STEP
+            share = np.float32(1) / state[row, 1]
+            for d in range(0, whole, lanes(kind)):
+                numbers = times(load(kind, source + d * 4), splat(kind, share))
+                write_output(numbers, out + d * frame.input_bytes, is_float32)
+            for d in range(whole, frame.head_dim):
+                number = read_number(source + d * 4, True) * share
+                write_output(number, out + d * frame.input_bytes, is_float32)
+            row += 1
+
+
+@_jit()
+def _list(kind, frame, head, table, length, columns, tokens, blocks):
+    """List a tile's columns of keys and blocks of values; return the number of columns."""
+    half, count = _half_bytes(kind, frame), 0
+    for i, t in enumerate(range(0, length, frame.block_size)):
+        keys = frame.cache + (np.int64(table[i]) * frame.num_kv_heads + head) * 2 * half
+        blocks[i] = keys + half
+        for offset in range(0, min(frame.block_size, length - t), lanes(kind)):
+            columns[count], tokens[count] = keys + offset * 4, t + offset
+            count += 1
+    return count
+
+
+@_jit()
+def _list_ahead(kind, frame, head, table, first, stop, ahead):
+    """List the keys of the blocks of the tile that comes next, the tokens [first, stop)."""
+    half, size = _half_bytes(kind, frame), frame.block_size
+    for i in range(KEY_TILE // size):
+        # Behind the end any address will do.
+        at = min(first + i * size, stop - 1) // size
+        ahead[i] = frame.cache + (np.int64(table[at]) * frame.num_kv_heads + head) * 2 * half
+
+
+@_inline()
+def _first(frame, piece):
+    """Return where the first tile of a piece begins, and where its tokens end."""
+    tile = KEY_TILE // frame.block_size * frame.block_size
+    return max(piece[3] - frame.window + 1, 0) // tile * tile, piece[3] + piece[2]
+
+
+@_jit()
+def _attend(kind, tall, frame, piece, head, next_piece, next_head, table, scratch, num_rows):
+    """Attend with one run of a sequence's new tokens over one KV head.
+
+    piece: sequence, first token, number of tokens, position of the first.  scratch: for num_rows
+    rows, of the thread.
+    """
+    scores, queries = scratch, scratch + num_rows * SCORE_STEP
+    sums = queries + num_rows * DIM_STEP
+    rest = sums + num_rows * DIM_STEP
+    state = numba.carray(pointer_to(rest), (num_rows, 2), np.float32)
+    lists_at = rest + num_rows * 8
+    lists = numba.carray(pointer_to(lists_at), (4, KEY_TILE), np.int64)
+    blocks_at, ahead_at = lists_at + 2 * KEY_TILE * 8, lists_at + 3 * KEY_TILE * 8
+    columns, tokens, blocks, ahead = lists[0], lists[1], lists[2], lists[3]
+    _begin(kind, frame, piece, head, queries, sums, state)
+
+    count, position, size = piece[2], piece[3], frame.block_size
+    group, dim = frame.num_heads // frame.num_kv_heads, _round_up(frame.head_dim, lanes(kind))
+    tile = KEY_TILE // size * size
+    first, stop = _first(frame, piece)
+    for begin in range(first, stop, tile):
+        length = min(tile, stop - begin)
+        width = _round_up(length, lanes(kind))
+        own = table[piece[0]]
+        num_columns = _list(
+            kind, frame, head, own[begin // size :], length, columns, tokens, blocks
         )
+        if begin + tile < stop:
+            _list_ahead(kind, frame, head, own, begin + tile, stop, ahead)
+        else:
+            next_first, next_stop = _first(frame, next_piece)
+            _list_ahead(kind, frame, next_head, table[next_piece[0]], next_first, next_stop, ahead)
+        _score(kind, tall, count * group, frame, queries, lists_at, tokens[:num_columns], scores)
+        row = 0
+        for last in range(position - begin, position + count - begin):
+            seen, end = max(last - frame.window + 1, 0), min(last + 1, length)
+            for _ in range(group):
+                at, target = scores + row * SCORE_STEP, sums + row * DIM_STEP
+                _soften(kind, frame, at, seen, end, width, state[row], target, dim)
+                row += 1
+        _gather(kind, tall, count * group, frame, scores, blocks_at, ahead_at, length, sums)
+    _finish(kind, frame, piece, head, sums, state)
 
-    return types.int64(types.voidptr), build
+
+@_jit()
+def _work(kind, tall, frame, base):
+    """Store, then take units of work, a piece times a KV head, until there are none."""
+    num_rows = max(ROW_TILE, frame.num_heads // frame.num_kv_heads)
+    scratch = frame.scratch + take(base) * frame.scratch_bytes
+    _store_all(kind, frame, base, scratch)
+    table = numba.carray(
+        pointer_to(frame.table), (frame.num_sequences, frame.table_width), np.int32
+    )
+    pieces = numba.carray(pointer_to(frame.pieces), (frame.num_pieces, 4), np.int64)
+    num_heads = frame.num_kv_heads
+    num_units = frame.num_pieces * num_heads
+    unit = take(base + 24)
+    while unit < num_units:
+        later = take(base + 24)
+        ahead = min(later, num_units - 1)
+        _attend(
+            kind, tall, frame, pieces[unit // num_heads], unit % num_heads,
+            pieces[ahead // num_heads], ahead % num_heads, table, scratch, num_rows,
+        )  # fmt: skip
+        unit = later
 
 
-# --- the arithmetic ---
+# --- what the backend calls ---
+
+_tasks: list[object] = []  # the owners of the compiled code, for the process's life
+
+
+def _digest() -> str:
+    """Return what numba's cache on disk has to be renewed for: it looks at one file only."""
+    sources = (
+        Path(module).read_bytes()
+        for module in (__file__, numba_panels.__file__, numba_vectors.__file__)
+    )
+    return hashlib.sha256(b"".join(sources)).hexdigest()
 
 
 def _can_cache() -> bool:
@@ -313,248 +485,17 @@ def _can_cache() -> bool:
     return True
 
 
-_CACHE = _can_cache()
-
-
-def _jit(**options: bool) -> Any:
-    return numba.njit(cache=_CACHE, nogil=True, error_model="numpy", **options)
-
-
-# What the threads of one call share, and are given the address of.
-FRAME = np.dtype(
-    [
-        ("next", np.int64),  # the first unit of work nobody has taken
-        *((name, np.intp) for name in ("q", "out", "cache", "table", "pieces")),  # addresses
-        *((name, np.int64) for name in ("num_tokens", "cache_size", "num_sequences")),
-        *((name, np.int64) for name in ("table_width", "num_pieces", "num_heads")),
-        *((name, np.int64) for name in ("num_kv_heads", "head_dim", "block_size", "window")),
-        *((name, np.float32) for name in ("scale", "softcap")),
-    ],
-    align=True,
-)
-
-
-@_jit()
-def _round_up(size):
-    return (size + LANES - 1) // LANES * LANES
-
-
-@_jit(forceinline=True)
-def _panel(rows, n, a, a_at, b, b_at, b_step, out, out_at, fresh):
-    """out[i, 0:LANES] = (fresh ? 0 : out[i]) + sum over j < n of a[i, j] * b[j, 0:LANES].
-
-    rows: a tuple with an element per row i; all sums stay in registers.  Two sums a row, because
-    one alone would wait for its last addition.
-    """
-    even = _zeros(rows) if fresh else _load_rows(rows, out, out_at)
-    odd = _zeros(rows)
-    for j in range(0, n - 1, 2):
-        even = _add_scaled(even, a, a_at + j, _load(b, b_at + j * b_step))
-        odd = _add_scaled(odd, a, a_at + j + 1, _load(b, b_at + (j + 1) * b_step))
-    if n % 2:
-        even = _add_scaled(even, a, a_at + n - 1, _load(b, b_at + (n - 1) * b_step))
-    _store_rows(_plus(even, odd), out, out_at)
-
-
-_EIGHT, _FOUR, _THREE, _TWO, _ONE = ((0,) * count for count in (8, 4, 3, 2, 1))
-
-
-@_jit(forceinline=True)
-def _product(num_rows, n, width, a, a_at, b, b_at, b_step, out, out_at, fresh):
-    """out[num_rows, width] = (fresh ? 0 : out) + a[num_rows, n] @ b[n, width].
-
-    a, out: scratch, from a_at and out_at on; b: of the cache.  width is rounded up to LANES.
-    """
-    for column in range(0, width, LANES):
-        row = 0
-        while row < num_rows:
-            x, y, z = a_at + row * _ROW_STEP, b_at + column, out_at + row * _ROW_STEP + column
-            left = num_rows - row
-            if left >= 8:
-                _panel(_EIGHT, n, a, x, b, y, b_step, out, z, fresh)
-                row += 8
-            elif left >= 4:
-                _panel(_FOUR, n, a, x, b, y, b_step, out, z, fresh)
-                row += 4
-            elif left == 3:
-                _panel(_THREE, n, a, x, b, y, b_step, out, z, fresh)
-                row += 3
-            elif left == 2:
-                _panel(_TWO, n, a, x, b, y, b_step, out, z, fresh)
-                row += 2
-            else:
-                _panel(_ONE, n, a, x, b, y, b_step, out, z, fresh)
-                row += 1
-
-
-@_jit()
-def _soften(row, start, stop, softcap, state, sums):
-    """Turn a tile's scores [start, stop) into weights, the others into 0; keep the softmax running.
-
-    row: whole vectors.  state: the highest score and the total weight so far, which are updated,
-    and `sums` with them.
-    """
-    if start >= stop:
-        row[:] = 0
-        return
-    if softcap > 0:
-        for t in range(0, row.size, LANES):
-            _store_rows((_capped(_load(row, t), softcap),), row, t)
-    row[:start] = _LOWEST
-    row[stop:] = _LOWEST
-    peaks = _load(row, 0)
-    for t in range(LANES, row.size, LANES):
-        peaks = _larger(peaks, _load(row, t))
-    highest = max(state[0], _largest(peaks))
-    if highest > state[0]:
-        factor = np.float32(math.exp(state[0] - highest))
-        state[0], state[1] = highest, state[1] * factor
-        for d in range(sums.size):
-            sums[d] *= factor
-    total = _zeros(_ONE)
-    for t in range(0, row.size, LANES):
-        weights = (_exp_below(_load(row, t), highest),)
-        _store_rows(weights, row, t)
-        total = _plus(total, weights)
-    row[:start] = 0
-    row[stop:] = 0
-    state[1] += _sum(total[0])
-
-
-@_jit()
-def _score(num_rows, queries, cache, blocks, length, head, frame, scores):
-    """Write queries . keys to scores, for the first `length` tokens of `blocks`.
-
-    The lanes behind a block's last token hold anything; the next block overwrites them.
-    """
-    size, dim = frame.block_size, _round_up(frame.head_dim)
-    for i, t in enumerate(range(0, length, size)):
-        at = (np.int64(blocks[i]) * frame.num_kv_heads + head) * 2 * dim * size
-        count = min(size, length - t)
-        _product(num_rows, frame.head_dim, count, queries, 0, cache, at, size, scores, t, True)
-
-
-@_jit()
-def _gather(num_rows, weights, cache, blocks, length, head, frame, sums):
-    """Add weights . values to sums, for the first `length` tokens of `blocks`."""
-    size, dim = frame.block_size, _round_up(frame.head_dim)
-    for i, t in enumerate(range(0, length, size)):
-        at = ((np.int64(blocks[i]) * frame.num_kv_heads + head) * 2 + 1) * dim * size
-        count = min(size, length - t)
-        if count == _USUAL_BLOCK:  # a constant, so that the loop over the tokens is unrolled
-            _product(num_rows, _USUAL_BLOCK, dim, weights, t, cache, at, dim, sums, 0, False)
-        else:
-            _product(num_rows, count, dim, weights, t, cache, at, dim, sums, 0, False)
-
-
-@_jit()
-def _attend(piece, head, q, cache, blocks, out, frame, queries, scores, sums, state):
-    """Attend with one run of a sequence's new tokens over one KV head.
-
-    piece: sequence, first token (row of q), number of tokens, position of the first.
-    blocks: the sequence's block table.  queries, scores, sums, state: scratch of the thread, a row
-    per query row (token times head of the group); state is the running highest score and sum.
-    """
-    first, count, position = piece[1], piece[2], piece[3]
-    group, dim = frame.num_heads // frame.num_kv_heads, _round_up(frame.head_dim)
-    num_rows = count * group
-    for row in range(num_rows):
-        source = q[first + row // group, head * group + row % group]
-        for d in range(frame.head_dim):
-            queries[row * _ROW_STEP + d] = source[d] * frame.scale
-        state[row, 0], state[row, 1] = _LOWEST, np.float32(0)
-    sums[: num_rows * _ROW_STEP] = 0
-
-    size, stop = frame.block_size, position + count
-    num_tile_blocks = KEY_TILE // size
-    first_block = max(position - frame.window + 1, 0) // size
-    for block in range(first_block, (stop + size - 1) // size, num_tile_blocks):
-        begin, tile = block * size, blocks[block : block + num_tile_blocks]
-        length = min(num_tile_blocks * size, stop - begin)
-        _score(num_rows, queries, cache, tile, length, head, frame, scores)
-        for row in range(num_rows):
-            last = position + row // group - begin
-            _soften(
-                scores[row * _ROW_STEP : row * _ROW_STEP + _round_up(length)],
-                max(last - frame.window + 1, 0),
-                min(last + 1, length),
-                frame.softcap,
-                state[row],
-                sums[row * _ROW_STEP : row * _ROW_STEP + dim],
-            )
-        _gather(num_rows, scores, cache, tile, length, head, frame, sums)
-
-    for row in range(num_rows):
-        target = out[first + row // group, head * group + row % group]
-        for d in range(frame.head_dim):
-            target[d] = sums[row * _ROW_STEP + d] / state[row, 1]
-
-
-@_jit()
-def _work(q, cache, table, pieces, out, frame, frame_address):
-    """Take units of work, a piece times a KV head, until there are none."""
-    rows = max(ROW_TILE, frame.num_heads // frame.num_kv_heads)
-    queries = np.empty(rows * _ROW_STEP, np.float32)
-    sums = np.empty(rows * _ROW_STEP, np.float32)
-    scores = np.empty(rows * _ROW_STEP, np.float32)
-    state = np.empty((rows, 2), np.float32)
-    while True:
-        unit = _take(frame_address)
-        if unit >= frame.num_pieces * frame.num_kv_heads:
-            return
-        piece, head = pieces[unit // frame.num_kv_heads], unit % frame.num_kv_heads
-        blocks = table[piece[0]]
-        _attend(piece, head, q, cache, blocks, out, frame, queries, scores, sums, state)
-
-
-# --- what the backend calls ---
-
-_tasks: list[object] = []  # the owners of the compiled code, for the process's life
-
-
 @functools.cache
-def compile_task(bits: type[np.generic]) -> int:
+def compile_task(kind: Kind) -> int:
     """Return the address of what each thread runs: a C function of the address of a FRAME."""
+    digest, tall = _digest(), _ROWS[kind.lanes]
 
-    @numba.cfunc(types.void(types.voidptr), cache=_CACHE)
+    @numba.cfunc(types.void(types.voidptr), cache=_can_cache())
     def task(address):
+        digest  # noqa: B018  (what a function refers to is part of its key in the cache)
         frame = numba.carray(address, 1, FRAME)[0]
-        shape = (frame.num_tokens, frame.num_heads, frame.head_dim)
-        _work(
-            numba.carray(_pointer_to(frame.q), shape, np.float32),
-            numba.carray(_pointer_to(frame.cache), frame.cache_size, bits),
-            numba.carray(
-                _pointer_to(frame.table), (frame.num_sequences, frame.table_width), np.int32
-            ),
-            numba.carray(_pointer_to(frame.pieces), (frame.num_pieces, 4), np.int64),
-            numba.carray(_pointer_to(frame.out), shape, np.float32),
-            frame,
-            address,
-        )
+        _work(kind, tall, frame, address_of(address))
 
     address: int = task.address
     _tasks.append(task)
     return address
-
-
-@_jit()
-def _store(k, v, slots, cache, block_size):
-    """Copy the raw bits of k, v [N, Hk, D] to their slots."""
-    num_heads, head_dim = k.shape[1], k.shape[2]
-    dim = _round_up(head_dim)
-    for token in range(slots.size):
-        block, offset = slots[token] // block_size, slots[token] % block_size
-        for head in range(num_heads):
-            keys_at = (block * num_heads + head) * 2 * dim * block_size
-            values_at = keys_at + (block_size + offset) * dim
-            for d in range(head_dim):
-                cache[keys_at + d * block_size + offset] = k[token, head, d]
-                cache[values_at + d] = v[token, head, d]
-
-
-Bits = npt.NDArray[np.float32] | npt.NDArray[np.uint16] | npt.NDArray[np.int16]
-
-
-def store(k: Bits, v: Bits, slots: npt.NDArray[np.int64], cache: Bits, block_size: int) -> None:
-    """Copy k, v [N, Hk, D] to their slots.  cache: one layer, flat."""
-    _store(k, v, slots, cache, block_size)

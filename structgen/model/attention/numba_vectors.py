@@ -1,0 +1,531 @@
+"""Vectors for numba: what the kernel of numba_cpu computes with.
+
+A Kind says how a cache keeps its numbers and how this machine multiplies them.  It is an argument
+of nearly all functions here, but only its type matters: there is compiled code for each kind.
+
+The cache is read as words of 32 bits: one float32, or a pair of numbers of 16 bits, the first in
+the lower half.  A block is a tuple of vectors, rows times columns of them, small enough to stay in
+registers; its shape comes as two tuples of that many elements.  Addresses and steps are in bytes,
+steps are constants, so that addresses need no registers.
+"""
+
+# What numba compiles is its own dialect, with its own types, and its typing API has none.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.imputils import lower_constant
+from numba.core.registry import cpu_target
+from numba.extending import intrinsic, models, register_model, typeof_impl
+
+LOWEST = np.float32(-3e38)  # a score that is out of sight; finite, so that differences are
+
+_FLOAT, _HALF, _WORD, _SHORT = ir.FloatType(), ir.HalfType(), ir.IntType(32), ir.IntType(16)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How the numbers of a cache are kept and multiplied.
+
+    number: float32, bfloat16 or float16.  lanes: numbers of 32 bits in a vector.
+    dot: multiply bfloat16 as they are, in pairs, by an instruction of AVX512_BF16.  Else numbers
+    are widened, and all arithmetic is of float32.
+    """
+
+    number: str
+    lanes: int
+    dot: bool = False
+
+    @property
+    def pack(self) -> int:
+        """Numbers in a word."""
+        return 1 if self.number == "float32" else 2
+
+    @property
+    def scalar_bytes(self) -> int:
+        """Bytes of one number of the other factor, the queries or the weights."""
+        return 2 if self.dot else 4
+
+    @property
+    def word_scalar_bytes(self) -> int:
+        """Bytes of as many of them as there are numbers in a word."""
+        return self.pack * self.scalar_bytes
+
+
+def kind_of(number: str) -> Kind:
+    """Return the kind for numbers of this dtype on the CPU that numba compiles for."""
+    features = _features()
+    # One register of AVX-512, or one of 256 bits, or two of 128.
+    lanes = 16 if "+avx512f" in features else 8
+    return Kind(number, lanes, dot=number == "bfloat16" and "+avx512bf16" in features)
+
+
+@functools.cache
+def _features() -> frozenset[str]:
+    _triple, _cpu, features = cpu_target.target_context.codegen().magic_tuple()
+    return frozenset(features.split(","))
+
+
+class _KindType(types.Type):
+    def __init__(self, kind: Kind) -> None:
+        super().__init__(name=repr(kind))
+        self.kind = kind
+
+
+class _VectorType(types.Type):
+    def __init__(self, lanes: int) -> None:
+        super().__init__(name=f"float32x{lanes}")
+        self.lanes = lanes
+
+
+@register_model(_KindType)
+class _KindModel(models.OpaqueModel):
+    pass
+
+
+@register_model(_VectorType)
+class _VectorModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, numba_type: _VectorType) -> None:
+        super().__init__(manager, numba_type, ir.VectorType(_FLOAT, numba_type.lanes))
+
+
+@typeof_impl.register(Kind)
+def _type_of_kind(kind: Kind, _context: Any) -> _KindType:
+    return _KindType(kind)
+
+
+@lower_constant(_KindType)
+def _kind_constant(context: Any, _builder: Any, _type: Any, _kind: Any) -> Any:
+    return context.get_dummy_value()
+
+
+# --- numbers ---
+
+
+@intrinsic
+def lanes(typing: Any, kind: Any) -> Any:
+    return _constant_of(kind, kind.kind.lanes)
+
+
+@intrinsic
+def pack(typing: Any, kind: Any) -> Any:
+    return _constant_of(kind, kind.kind.pack)
+
+
+@intrinsic
+def scalar_bytes(typing: Any, kind: Any) -> Any:
+    return _constant_of(kind, kind.kind.scalar_bytes)
+
+
+def _constant_of(kind: Any, value: int) -> Any:
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return context.get_constant(types.intp, value)
+
+    return types.intp(kind), build
+
+
+@intrinsic
+def read_number(typing: Any, address: Any, is_float32: Any) -> Any:
+    """Return the float32, or else the bfloat16, at an address as float32."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _read_input(builder, *arguments, lambda element: element)
+
+    return types.float32(types.intp, types.boolean), build
+
+
+@intrinsic
+def read_numbers(typing: Any, kind: Any, address: Any, is_float32: Any) -> Any:
+    """Like read_number, of as many as a vector holds."""
+    count = kind.kind.lanes
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, address, is_float32 = arguments
+        return _read_input(
+            builder, address, is_float32, lambda element: ir.VectorType(element, count)
+        )
+
+    return _VectorType(count)(kind, types.intp, types.boolean), build
+
+
+def _read_input(builder: Any, address: Any, is_float32: Any, shape: Any) -> Any:
+    with builder.if_else(is_float32) as (then, otherwise):
+        with then:
+            wide = read(builder, address, shape(_FLOAT))
+            then_block = builder.block
+        with otherwise:
+            bits = builder.zext(read(builder, address, shape(_SHORT)), shape(_WORD))
+            bits = builder.shl(bits, _like(bits, 16))
+            narrow = builder.bitcast(bits, shape(_FLOAT))
+            otherwise_block = builder.block
+    number = builder.phi(shape(_FLOAT))
+    number.add_incoming(wide, then_block)
+    number.add_incoming(narrow, otherwise_block)
+    return number
+
+
+@intrinsic
+def write_output(typing: Any, number: Any, address: Any, is_float32: Any) -> Any:
+    """Write a float32, or a vector of them, or else the bfloat16 that are nearest."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        value, address, is_float32 = arguments
+        with builder.if_else(is_float32) as (then, otherwise):
+            with then:
+                write(builder, value, address)
+            with otherwise:
+                write(builder, _nearest(builder, value, "bfloat16"), address)
+        return context.get_dummy_value()
+
+    return types.void(number, types.intp, types.boolean), build
+
+
+@intrinsic
+def write_cached(typing: Any, kind: Any, number: Any, address: Any) -> Any:
+    """Write a float32, or a vector of them, as numbers of the cache."""
+    return _write_as(kind, number, kind.kind.number)
+
+
+@intrinsic
+def write_scalar(typing: Any, kind: Any, number: Any, address: Any) -> Any:
+    """Write a float32, or a vector of them, as panels want their scalars."""
+    return _write_as(kind, number, "bfloat16" if kind.kind.dot else "float32")
+
+
+def _write_as(kind: Any, number: Any, kept: str) -> Any:
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        write(builder, _nearest(builder, arguments[1], kept), arguments[2])
+        return context.get_dummy_value()
+
+    return types.void(kind, number, types.intp), build
+
+
+@intrinsic
+def copy_word(typing: Any, source: Any, target: Any) -> Any:
+    return _copy(_WORD)
+
+
+@intrinsic
+def copy_short(typing: Any, source: Any, target: Any) -> Any:
+    return _copy(_SHORT)
+
+
+def _copy(element: Any) -> Any:
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        write(builder, read(builder, arguments[0], element), arguments[1])
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp), build
+
+
+def _nearest(builder: Any, number: Any, kept: str) -> Any:
+    """Emit float32 rounded to what is kept, halves to even."""
+    if kept == "float32":
+        return number
+    if kept == "float16":
+        return builder.fptrunc(number, _with(number, _HALF))
+    bits = builder.bitcast(number, _with(number, _WORD))
+    last = builder.and_(builder.lshr(bits, _like(bits, 16)), _like(bits, 1))
+    nearest = builder.add(bits, builder.add(last, _like(bits, 0x7FFF)))
+    # Rounding could turn what is no number into one.
+    is_number = builder.fcmp_ordered("==", number, number)
+    nearest = builder.select(is_number, nearest, _like(bits, 0x7FC00000))
+    return builder.trunc(builder.lshr(nearest, _like(bits, 16)), _with(number, _SHORT))
+
+
+def _with(value: Any, element: Any) -> Any:
+    """Return the type of a value with other elements."""
+    is_vector = isinstance(value.type, ir.VectorType)
+    return ir.VectorType(element, value.type.count) if is_vector else element
+
+
+def _like(value: Any, number: int) -> Any:
+    """Return a constant of a value's type."""
+    is_vector = isinstance(value.type, ir.VectorType)
+    return ir.Constant(value.type, [number] * value.type.count if is_vector else number)
+
+
+def read(builder: Any, address: Any, element: Any) -> Any:
+    """Emit a read from an address that need only be aligned to 16 bits."""
+    value = builder.load(builder.inttoptr(address, element.as_pointer()))
+    value.align = 2
+    return value
+
+
+def write(builder: Any, value: Any, address: Any) -> None:
+    builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = 2
+
+
+# --- vectors ---
+
+
+@intrinsic
+def splat(typing: Any, kind: Any, number: Any) -> Any:
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return splatted(builder, arguments[1], kind.kind.lanes)
+
+    return _VectorType(kind.kind.lanes)(kind, types.float32), build
+
+
+@intrinsic
+def load(typing: Any, kind: Any, address: Any) -> Any:
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return read(builder, arguments[1], ir.VectorType(_FLOAT, kind.kind.lanes))
+
+    return _VectorType(kind.kind.lanes)(kind, types.intp), build
+
+
+@intrinsic
+def store(typing: Any, vector: Any, address: Any) -> Any:
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        write(builder, *arguments)
+        return context.get_dummy_value()
+
+    return types.void(vector, types.intp), build
+
+
+@intrinsic
+def write_weights(typing: Any, kind: Any, vector: Any, address: Any) -> Any:
+    """Write what `rounded` returned, as panels want their scalars."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, value, address = arguments
+        if kind.kind.dot:
+            words = ir.VectorType(_WORD, kind.kind.lanes)
+            bits = builder.lshr(builder.bitcast(value, words), words_of(16, kind.kind.lanes))
+            value = builder.trunc(bits, ir.VectorType(_SHORT, kind.kind.lanes))
+        write(builder, value, address)
+        return context.get_dummy_value()
+
+    return types.void(kind, vector, types.intp), build
+
+
+@intrinsic
+def rounded(typing: Any, kind: Any, vector: Any) -> Any:
+    """Return positive numbers as near as panels take them."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        value = arguments[1]
+        if not kind.kind.dot:
+            return value
+        count = kind.kind.lanes
+        bits = builder.bitcast(value, ir.VectorType(_WORD, count))
+        bits = builder.add(bits, words_of(0x8000, count))
+        return builder.bitcast(builder.and_(bits, words_of(0xFFFF0000, count)), value.type)
+
+    return vector(kind, vector), build
+
+
+@intrinsic
+def add(typing: Any, left: Any, right: Any) -> Any:
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fadd(*arguments)
+
+    return left(left, right), build
+
+
+@intrinsic
+def times(typing: Any, left: Any, right: Any) -> Any:
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fmul(*arguments)
+
+    return left(left, right), build
+
+
+@intrinsic
+def larger(typing: Any, left: Any, right: Any) -> Any:
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _max(builder, *arguments)
+
+    return left(left, right), build
+
+
+@intrinsic
+def largest(typing: Any, vector: Any) -> Any:
+    """Return the largest lane."""
+    return _folded(vector, _max)
+
+
+@intrinsic
+def total(typing: Any, vector: Any) -> Any:
+    """Return the sum of the lanes."""
+    return _folded(vector, lambda builder, left, right: builder.fadd(left, right))
+
+
+def _folded(vector: Any, combine: Any) -> Any:
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        value, count = arguments[0], vector.lanes
+        while count > 1:
+            count //= 2
+            halves = [
+                builder.shuffle_vector(
+                    value, value, ir.Constant(ir.VectorType(_WORD, count), [*range(at, at + count)])
+                )
+                for at in (0, count)
+            ]
+            value = combine(builder, *halves)
+        return builder.extract_element(value, _WORD(0))
+
+    return types.float32(vector), build
+
+
+@intrinsic
+def power_of_two(typing: Any, kind: Any, vector: Any, factor: Any, highest: Any) -> Any:
+    """Return 2 ** ((vector - highest) * factor), for lanes up to about `highest`.
+
+    It is 0 below 2 ** -126.
+    """
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, x, factor, highest = arguments
+        shift = builder.fneg(builder.fmul(highest, factor))
+        factor, shift = (splatted(builder, number, kind.kind.lanes) for number in (factor, shift))
+        degree = 3 if kind.kind.dot else 7  # weights of bfloat16 have 8 bits
+        return _power_of_two(builder, add_product(builder, shift, x, factor), degree)
+
+    return vector(kind, vector, types.float32, types.float32), build
+
+
+@intrinsic
+def capped(typing: Any, kind: Any, vector: Any, scale: Any, softcap: Any) -> Any:
+    """Return softcap * tanh(vector * scale / softcap)."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, scores, scale, cap = arguments
+        scale, cap = (splatted(builder, number, kind.kind.lanes) for number in (scale, cap))
+        scores = builder.fmul(scores, scale)
+        # tanh x = sign(x) (1 - e) / (1 + e) with e = exp(-2 |x|), which cannot overflow.
+        size = builder.call(_intrinsic_of(builder, "llvm.fabs", *[scores.type] * 2), [scores])
+        factor = splat_of(-2 / math.log(2), kind.kind.lanes)
+        power = builder.fdiv(builder.fmul(size, factor), cap)
+        small, one = _power_of_two(builder, power, 7), splat_of(1.0, kind.kind.lanes)
+        tanh = builder.fdiv(builder.fsub(one, small), builder.fadd(one, small))
+        copysign = _intrinsic_of(builder, "llvm.copysign", *[scores.type] * 3)
+        return builder.call(copysign, [builder.fmul(cap, tanh), scores])
+
+    return vector(kind, vector, types.float32, types.float32), build
+
+
+def _power_of_two(builder: Any, x: Any, degree: int) -> Any:
+    """Emit 2 ** x, x at most about 0: within 2e-4 (relative) with a degree of 3, 2e-7 with 7."""
+    count = x.type.count
+    words = ir.VectorType(_WORD, count)
+    x = _max(builder, x, splat_of(-127.0, count))
+    near = builder.call(_intrinsic_of(builder, "llvm.rint", x.type, x.type), [x])
+    rest = builder.fsub(x, near)
+    *others, series = (splat_of(factor, count) for factor in _series(degree))
+    for term in reversed(others):
+        series = add_product(builder, term, series, rest)
+    exponent = builder.add(builder.fptosi(near, words), words_of(127, count))
+    shifted = builder.shl(exponent, words_of(23, count))  # of -127 it is 0, and so the result
+    return builder.fmul(series, builder.bitcast(shifted, x.type))
+
+
+def _series(degree: int) -> list[float]:
+    """Return the polynomial that is 2 ** x for x in [-1/2, 1/2]."""
+    domain = [-0.5, 0.5]
+    series = np.polynomial.Chebyshev.interpolate(np.exp2, degree, domain)
+    return series.convert(kind=np.polynomial.Polynomial).coef.tolist()
+
+
+# --- what threads share ---
+
+
+@intrinsic
+def take(typing: Any, counter: Any) -> Any:
+    """Return the int64 at the address `counter` and add one to it, as one atomic operation."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word = ir.IntType(64)
+        pointer = builder.inttoptr(arguments[0], word.as_pointer())
+        return builder.atomic_rmw("add", pointer, word(1), "acq_rel")
+
+    return types.int64(types.intp), build
+
+
+@intrinsic
+def look(typing: Any, counter: Any) -> Any:
+    """Return the int64 at the address `counter`; what was written before it is seen after."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        return builder.load_atomic(pointer, "acquire", 8)
+
+    return types.int64(types.intp), build
+
+
+@intrinsic
+def pointer_to(typing: Any, address: Any) -> Any:
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(types.intp), build
+
+
+@intrinsic
+def address_of(typing: Any, pointer: Any) -> Any:
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ptrtoint(arguments[0], ir.IntType(64))
+
+    return types.intp(types.voidptr), build
+
+
+# --- parts of the above ---
+
+
+def prefetch(builder: Any, address: Any) -> None:
+    """Emit a request for the cache line at an address, which need not be valid."""
+    pointer = ir.IntType(8).as_pointer()
+    function = cgutils.get_or_insert_function(
+        builder.module,
+        ir.FunctionType(ir.VoidType(), [pointer, _WORD, _WORD, _WORD]),
+        "llvm.prefetch.p0",
+    )
+    options = (_WORD(number) for number in (0, 3, 1))  # to read, to all caches, data
+    builder.call(function, [builder.inttoptr(address, pointer), *options])
+
+
+def moved(builder: Any, address: Any, offset: int) -> Any:
+    return builder.add(address, address.type(offset)) if offset else address
+
+
+def splatted(builder: Any, scalar: Any, count: int) -> Any:
+    vector = ir.VectorType(scalar.type, count)
+    undefined = ir.Constant(vector, ir.Undefined)
+    first = builder.insert_element(undefined, scalar, _WORD(0))
+    return builder.shuffle_vector(first, undefined, words_of(0, count))
+
+
+def splat_of(value: float, count: int) -> Any:
+    return ir.Constant(ir.VectorType(_FLOAT, count), [float(np.float32(value))] * count)
+
+
+def words_of(value: int, count: int) -> Any:
+    return ir.Constant(ir.VectorType(_WORD, count), [value] * count)
+
+
+def _max(builder: Any, left: Any, right: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", left, right), left, right)
+
+
+def add_product(builder: Any, term: Any, left: Any, right: Any) -> Any:
+    """Emit term + left * right, fused where the CPU can."""
+    product = builder.fmul(left, right, flags=("contract",))
+    return builder.fadd(term, product, flags=("contract",))
+
+
+def _intrinsic_of(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
+    """Return LLVM's function `name` for vectors of float32."""
+    count = arguments[-1].count
+    return cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(result, arguments), f"{name}.v{count}f32"
+    )
