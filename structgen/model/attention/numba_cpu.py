@@ -147,7 +147,7 @@ class NumbaCpuAttention(AttentionBackend):
             self._run_parallel(task, self._frame_address, self._threads, 0)
 
 
-_FRAME = struct.Struct(f"{len(kernel.FRAME.names) - 2}q2d")
+_FRAME = struct.Struct(f"{len(kernel.FRAME.fields or ()) - 2}q2d")
 
 
 def _whole_rows(tensor: torch.Tensor) -> torch.Tensor:

@@ -159,4 +159,6 @@ def test_a_cpu_without_the_instructions_computes_the_same() -> None:
     for dtype, line in zip(DTYPES, lines, strict=True):
         [logits] = Batch(forward("llama", dtype), sequences(20)).logits(64)
         found = torch.tensor([float(number) for number in line.split()])
-        torch.testing.assert_close(found, logits[-1], rtol=1e-2, atol=1e-2)
+        # Attention adds up in another order there, after which a number may round the other way.
+        atol = 1e-4 if dtype == torch.float32 else 5e-2
+        torch.testing.assert_close(found, logits[-1], rtol=1e-2, atol=atol)
