@@ -26,7 +26,7 @@ def print_machine(benchmark: str, **fields: Value) -> None:
     print_line(
         "machine",
         benchmark=benchmark,
-        cpu=_cpu(),
+        cpu=cpu_name(),
         cores=len(os.sched_getaffinity(0)),
         load_average=os.getloadavg()[0],
         python=platform.python_version(),
@@ -52,7 +52,7 @@ def in_ms(name: str, seconds: Sequence[float]) -> dict[str, Value]:
     }
 
 
-def _cpu() -> str:
+def cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
