@@ -10,6 +10,8 @@ input is a life line: it is never written to, and its end means that the front e
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import os
 import queue
@@ -80,6 +82,7 @@ class EngineProcess:
         self._outbox.put(Found(str(model.folder)))
         core, info = build_core(self._config, model, template, self._trace)
         _collect_garbage()
+        _return_freed_memory()
         threading.Thread(target=self._receive, args=(core,), name="input", daemon=True).start()
         gc.freeze()  # a model's modules and a vocabulary are not worth looking through again
         self._outbox.put(Ready(info))
@@ -148,6 +151,12 @@ def _collect_garbage() -> None:
     """Collect again, but never look at what is there now: all of it takes a quarter of a second."""
     gc.freeze()
     gc.enable()
+
+
+def _return_freed_memory() -> None:
+    """Give the system back what loading the model took for a while, hundreds of megabytes of it."""
+    with contextlib.suppress(AttributeError, OSError):  # another C library than GNU's
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def main() -> int:
