@@ -15,7 +15,7 @@ import ctypes
 import struct
 import time
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple, cast
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from structgen.model.attention import numba_kernel as kernel
 from structgen.model.attention.base import AttentionBackend, AttentionMetadata
 from structgen.model.attention.numba_panels import KEY_TILE, MAX_HEAD_DIM
 from structgen.model.attention.numba_vectors import Kind, kind_of
+from structgen.model.team import Team
 
 log = logs.get(__name__)
 
@@ -62,8 +63,7 @@ class NumbaCpuAttention(AttentionBackend):
 
         kind: how to compute with numbers of a dtype, if not as suits the CPU best.
         """
-        self._threads = threads
-        self._run_parallel = _openmp() if threads > 1 else None
+        self._team = Team(threads)
         self._kinds = {dtype: kind(number) for dtype, number in _NUMBERS.items()}
         self._tasks: dict[torch.dtype, int] = {}
         self._step: _Step | None = None
@@ -121,7 +121,9 @@ class NumbaCpuAttention(AttentionBackend):
             kv_layer.shape[3], meta.max_k if window is None else window, scratch_bytes, width,
             scale, 0.0 if softcap is None else softcap,
         )  # fmt: skip
-        self._run(self._tasks[kv_layer.dtype], step.cost * num_heads * head_dim)
+        is_small = step.cost * num_heads * head_dim < _GRAIN
+        task, size = self._tasks[kv_layer.dtype], 1 if is_small else self._team.size
+        self._team.run(task, self._frame_address, size)
         return out if out.dtype == dtype else out.to(dtype)
 
     def _cut(self, meta: AttentionMetadata, group: int) -> _Step:
@@ -136,15 +138,9 @@ class NumbaCpuAttention(AttentionBackend):
     def _get_scratch(self, group: int) -> tuple[int, int]:
         """Return the address of the threads' scratch, and the bytes of each thread's."""
         size_bytes = kernel.scratch_bytes(max(kernel.ROW_TILE, group))
-        if self._scratch.numel() < size_bytes * self._threads:
-            self._scratch = torch.zeros(size_bytes * self._threads, dtype=torch.int8)
+        if self._scratch.numel() < size_bytes * self._team.size:
+            self._scratch = torch.zeros(size_bytes * self._team.size, dtype=torch.int8)
         return self._scratch.data_ptr(), size_bytes
-
-    def _run(self, task: int, cost: int) -> None:
-        if self._run_parallel is None or cost < _GRAIN:
-            _TASK(task)(self._frame_address)
-        else:
-            self._run_parallel(task, self._frame_address, self._threads, 0)
 
 
 _FRAME = struct.Struct(f"{len(kernel.FRAME.fields or ()) - 2}q2d")
@@ -153,26 +149,6 @@ _FRAME = struct.Struct(f"{len(kernel.FRAME.fields or ()) - 2}q2d")
 def _whole_rows(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor whose numbers of one head are consecutive."""
     return tensor if tensor.stride(2) == 1 else tensor.contiguous()
-
-
-_TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-
-
-def _openmp() -> Callable[[int, int, int, int], None] | None:
-    """Return GNU OpenMP's "run this function on a team of threads", or None without that library.
-
-    It is the library that torch computes with, loaded by torch.  A pool of our own (numba has
-    three kinds) would fight with torch's for the cores: the threads of either go on spinning for
-    a while when their work is done, just when the other's have something to do.
-    """
-    try:
-        run = ctypes.CDLL(None).GOMP_parallel
-    except (AttributeError, OSError, TypeError):
-        log.warning("no GNU OpenMP in this process, attention runs on one thread")
-        return None
-    run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-    run.restype = None
-    return cast("Callable[[int, int, int, int], None]", run)
 
 
 def _cut(meta: AttentionMetadata, most: int) -> tuple[npt.NDArray[np.int64], int]:

@@ -14,8 +14,8 @@ from structgen.model.fused import passes
 from structgen.model.fused.decoder import Decoder
 from structgen.model.fused.programs import Programs
 from structgen.model.fused.scratch import Scratch
-from structgen.model.fused.team import Team
 from structgen.model.fused.weights import BITS
+from structgen.model.team import Team
 
 # Multiply-adds that one thread does alone, in some 10 us: a few times what waking the others takes.
 _GRAIN = 1 << 20

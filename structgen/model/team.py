@@ -40,7 +40,7 @@ class Team:
             library = ctypes.CDLL(None)  # GNU OpenMP, loaded by torch
             parallel, barrier = library.GOMP_parallel, library.GOMP_barrier
         except (AttributeError, OSError, TypeError):
-            log.warning("no GNU OpenMP in this process, passes run on one thread")
+            log.warning("no GNU OpenMP in this process, kernels run on one thread")
             return
         parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
         parallel.restype = None
