@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from ctypes.util import find_library
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ class Engine:
     variants: tuple[str, ...] = tuple(VARIANTS)
     settings: dict[str, Any] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
+    preload: tuple[str, ...] = ()  # libraries of its environment, or else of the system
 
     @property
     def python(self) -> Path:
@@ -45,6 +47,16 @@ class Engine:
     @property
     def command(self) -> list[str]:
         return [str(self.python), str(HERE / "engines" / self.worker)]
+
+    @property
+    def process_variables(self) -> dict[str, str]:
+        """Return `variables` with what is to be preloaded, as far as it is there."""
+        libraries = ":".join(filter(None, map(self._library, self.preload)))
+        return self.variables | ({"LD_PRELOAD": libraries} if libraries else {})
+
+    def _library(self, name: str) -> str | None:
+        own = self.python.parent.parent / "lib" / f"lib{name}.so"
+        return str(own) if own.exists() else find_library(name)
 
 
 def home() -> Path:
@@ -67,6 +79,8 @@ ENGINES = {
             "vllm_worker.py",
             environment="vllm",
             variables={"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"},
+            # As its documentation asks for; Debian's libtcmalloc-minimal4 has the second.
+            preload=("iomp5", "tcmalloc_minimal"),
         ),
         Engine(
             "openvino",

@@ -131,7 +131,7 @@ class Fleet:
         worker, facts = start(
             engine.command,
             self._logs / f"{engine.name}-{variant}.log",
-            engine.variables,
+            engine.process_variables,
             model=str(model),
             threads=self._threads,
             settings=engine.settings | VARIANTS[variant],
