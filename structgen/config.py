@@ -139,7 +139,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             prefix_caching=self.prefix_caching,
-            drafts=self.drafts,
             check=self.check,
         )
 
@@ -153,7 +152,6 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     prefix_caching: bool = True
-    drafts: bool = True
     check: bool = False
 
 

@@ -50,6 +50,7 @@ class SamplingParams(
     that are asked for turn COMMIT into DRAFT.
     constraint_after: the answer is free until this marker, such as "</think>", and the constraint
     begins right behind it; a marker that spells a control token is that token.
+    drafts: guess tokens from prompt and earlier answers, and verify them; the answer is the same.
 
     Raises InvalidRequest: a value is outside its range, named with the limit.
     """
@@ -81,6 +82,7 @@ class SamplingParams(
     close_within_budget: bool = True
     jump_forward: JumpForward = JumpForward.COMMIT
     constraint_after: str = ""
+    drafts: bool = True
 
     @property
     def greedy(self) -> bool:

@@ -107,7 +107,8 @@ class Answers:
         forces = request.matcher is not None and request.guesses_forced
         if forces and (forced := self._grammars.forced(request)):
             return forced[: request.limit - len(request.tokens) - 1]
-        drafts = self._drafts.propose(request, self._scheduler.num_running)
+        wanted = request.params.drafts
+        drafts = self._drafts.propose(request, self._scheduler.num_running) if wanted else []
         return self._grammars.legal(request, drafts) if drafts else []
 
     def _close(self, request: Request) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from structgen import logs
 from structgen.config import EngineConfig, let_threads_sleep
+from structgen.engine import drafts
 from structgen.engine.core import EngineCore, Inbound
 from structgen.grammar import turns
 from structgen.grammar.base import Vocabulary
@@ -98,6 +99,7 @@ def build_core(
         grammars,
         inbox,
         eos_ids=frozenset(model.tokenizer.eos_ids),
+        drafters=drafts.usual() if config.drafts else (),
         salt=f"{info.folder}\0{info.dtype}\0{info.quantization}\0{info.kv_dtype}".encode(),
         overlap=config.overlap,
         trace=trace,

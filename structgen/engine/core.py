@@ -15,7 +15,7 @@ import heapq
 import queue
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -23,7 +23,7 @@ import msgspec
 from structgen import logs
 from structgen.config import ResolvedConfig
 from structgen.engine.answers import Answers
-from structgen.engine.drafts import Drafts
+from structgen.engine.drafts import Drafter, Drafts
 from structgen.engine.kv import KVManager
 from structgen.engine.request import Request
 from structgen.engine.scheduler import Scheduler
@@ -77,8 +77,9 @@ class StepTimes(msgspec.Struct):
 class EngineCore:
     """executor, grammars: already built.  inbox: shared with the threads that feed the engine.
 
-    eos_ids: what ends an answer unless ignore_eos.  overlap False fills masks before the forward
-    is launched, which is only good for measuring what overlap gains; it may change between steps.
+    eos_ids: what ends an answer unless ignore_eos.  drafters: who guesses at what comes next.
+    overlap False fills masks before the forward is launched, which is only good for measuring what
+    overlap gains; it may change between steps.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class EngineCore:
         inbox: queue.SimpleQueue[Inbound],
         *,
         eos_ids: frozenset[int],
+        drafters: Sequence[Drafter] = (),
         salt: bytes = b"",
         overlap: bool = True,
         trace: Trace = OFF,
@@ -104,8 +106,7 @@ class EngineCore:
         self.overlap = overlap
         self._kv = KVManager(config.num_blocks, config.block_size, salt=salt)
         self.scheduler = Scheduler(config, self._kv)
-        drafts = Drafts(enabled=config.drafts)
-        self._answers = Answers(self.scheduler, grammars, drafts)
+        self._answers = Answers(self.scheduler, grammars, Drafts(drafters))
         self._deadlines: list[tuple[float, str]] = []
         self._samples: dict[str, list[Request]] = {}  # by message id, those that have not ended
         self._sequence = 0

@@ -70,11 +70,16 @@ class Skeletons:
         seen.extend([BORDER, *request.tokens[request.num_prompt :]])
 
 
-class Drafts:
-    """All drafters together.  enabled False: no guesses."""
+def usual() -> Sequence[Drafter]:
+    """Return one of each kind, that know nothing yet."""
+    return PromptLookup(), Skeletons()
 
-    def __init__(self, *, enabled: bool) -> None:
-        self._drafters: Sequence[Drafter] = (PromptLookup(), Skeletons()) if enabled else ()
+
+class Drafts:
+    """All drafters together; without any, there are no guesses."""
+
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        self._drafters = drafters
 
     def propose(self, request: Request, num_rows: int) -> list[int]:
         """Return what the next step of a request may be computed with, for verification."""

@@ -149,6 +149,9 @@ def _add_call(parser: ArgumentParser) -> None:
         "--json", action="store_true", help="print whole answers as JSON, one a line"
     )
     options.add_params(parser)
+    parser.add_argument(
+        "--no-drafts", dest="drafts", action="store_false", help="have no tokens guessed"
+    )
     options.add_constraint(parser)
     options.add_constrained_answer(parser)
     options.add_config(parser, CallConfig, "connection")

@@ -173,6 +173,7 @@ def params(given: Namespace) -> SamplingParams:
         close_within_budget=given.truncation == "close",
         jump_forward=JumpForward(given.jump_forward),
         constraint_after=given.constraint_after,
+        drafts=given.drafts is not False,  # None: the engine's own option was not given
     )
 
 

@@ -73,17 +73,18 @@ class Closer:
 
         Empty if it is complete as it is.  The walk is where it was, unless it was found broken.
         """
-        if walk.accepting:
-            return []
-        if lead_in := walk.lead_in:
-            return self._way_in_and_out(walk, lead_in, budget)
         try:
-            return _Search(self, walk).run(budget)
+            if lead_in := walk.lead_in:
+                return self._way_in_and_out(walk, lead_in, budget)
+            return [] if walk.accepting else _Search(self, walk).run(budget)
         except GrammarError:
             return None
 
     def _way_in_and_out(self, walk: Walk, lead_in: list[int], budget: int) -> list[int] | None:
-        """Complete a text that is still in front of a gate."""
+        """Complete a text that is still in front of a gate.
+
+        Raises GrammarError: the walk was found broken.
+        """
         if len(lead_in) > budget or not walk.is_open(lead_in):
             return None
         walk.accept(*lead_in)

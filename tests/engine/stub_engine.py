@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import queue
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from structgen.config import ResolvedConfig
 from structgen.constraints import Choice, Constraint
 from structgen.engine.core import EngineCore, Inbound
+from structgen.engine.drafts import Drafter, usual
 from structgen.errors import ConstraintError
 from structgen.grammar import bitmask
 from structgen.grammar.base import (
@@ -25,8 +27,9 @@ from structgen.grammar.base import (
 )
 from structgen.grammar.choosing import Backends, Chosen, Recipe
 from structgen.grammar.manager import GrammarManager
+from structgen.grammar.pieces import Pieces
 from structgen.logprobs import TokenLogprobs
-from structgen.messages import EngineOutput, EngineRequest
+from structgen.messages import Check, EngineOutput, EngineRequest
 from structgen.params import SamplingParams
 from structgen.plan import PlanRow, RowOutput, StepOutput, StepPlan, TokenBitmask
 
@@ -40,7 +43,8 @@ class StubExecutor:
     """Keeps each row's tokens as the model would see them, and lets a script choose the next.
 
     The script sees the whole sequence and proposes a token; a token that the mask bans is replaced
-    by the lowest one that it allows.  Asserts what a real model relies on.
+    by the lowest one that it allows.  Log probabilities, if asked for, are all -1.  Asserts what a
+    real model relies on.
     """
 
     def __init__(self, script: Script, block_size: int) -> None:
@@ -48,6 +52,7 @@ class StubExecutor:
         self._block_size = block_size
         self.tokens: dict[str, list[int]] = {}
         self.blocks: dict[str, list[int]] = {}
+        self.params: dict[str, SamplingParams] = {}
         self.plans: list[StepPlan] = []
         self.on_forward: Callable[[StepPlan], None] = lambda plan: None
         self.fail_ids: set[str] = set()
@@ -60,6 +65,7 @@ class StubExecutor:
         for new in plan.added:
             assert new.id not in self.tokens
             self.tokens[new.id], self.blocks[new.id] = [], []
+            self.params[new.id] = new.params
         for row in plan.rows:
             self._compute(row.id, row.start, row.token_ids, row.new_block_ids)
         self.on_forward(plan)
@@ -102,12 +108,13 @@ class StubExecutor:
             return RowOutput([], "injected")
         tokens = self.tokens[row.id]
         lengths = range(len(tokens) - row.num_drafts, len(tokens) + 1)
-        return RowOutput(
-            [
-                self._sample(tokens[:length], masks.get(first + place))
-                for place, length in enumerate(lengths)
-            ]
-        )
+        sampled = [
+            self._sample(tokens[:length], masks.get(first + place))
+            for place, length in enumerate(lengths)
+        ]
+        if self.params[row.id].logprobs is None:
+            return RowOutput(sampled)
+        return RowOutput(sampled, logprobs=[TokenLogprobs(token, -1.0, []) for token in sampled])
 
     def _sample(self, tokens: list[int], words: npt.NDArray[np.int32] | None) -> int:
         token = self._script(tokens)
@@ -209,11 +216,31 @@ class ToyMatcher(Matcher):
         return ToyMatcher(self._left.copy(), self._refuse)
 
 
+def spell(vocabulary: Vocabulary, text: str) -> list[int]:
+    """Return the longest tokens that fit, from the left."""
+    spelt = Pieces(vocabulary).spell(text.encode())
+    assert spelt is not None, f"no tokens spell {text!r}"
+    return spelt
+
+
 class StubEngine:
     """A core over the two, and what it has said so far."""
 
-    def __init__(self, script: Script, *, jump: bool = False, **options: object) -> None:
-        """jump: append what a constraint forces."""
+    def __init__(
+        self,
+        script: Script,
+        *,
+        jump: bool = False,
+        drafts: bool = True,
+        drafters: Sequence[Drafter] | None = None,
+        backends: Backends | None = None,
+        executor: StubExecutor | None = None,
+        **options: object,
+    ) -> None:
+        """jump: append what a constraint forces.  drafts: guess, with the usual drafters unless
+        others are given.  backends: over VOCAB tokens, instead of the toy one.  executor: in place
+        of one that follows the script.
+        """
         settings: dict[str, object] = {
             "block_size": 4,
             "num_blocks": 32,
@@ -223,18 +250,19 @@ class StubEngine:
             "check": True,
         }
         config = ResolvedConfig(**(settings | options))  # type: ignore[arg-type]
-        self.executor = StubExecutor(script, config.block_size)
+        self.executor = executor or StubExecutor(script, config.block_size)
         self.backend = ToyBackend()
+        backends = backends or ToyBackends(self.backend)
         self.inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
         self.grammars = GrammarManager(
-            ToyBackends(self.backend),
+            backends,
             VOCAB,
             self.inbox.put,
             threads=2,
             cache_bytes=10_000,
             cache_entries=8,
             queue_length=16,
-            encode=(lambda text: [ord(c) - 32 for c in text]) if jump else None,
+            encode=partial(spell, backends.vocabulary) if jump else None,
         )
         self.core = EngineCore(
             config,
@@ -242,6 +270,7 @@ class StubEngine:
             self.grammars,
             self.inbox,
             eos_ids=frozenset({EOS}),
+            drafters=(drafters or usual()) if drafts else (),
         )
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, EngineOutput] = {}
@@ -259,8 +288,17 @@ class StubEngine:
         settings = SamplingParams(**params)  # type: ignore[arg-type]
         self._sequence = getattr(self, "_sequence", 0) + 1
         arrival = float(self._sequence)
-        self.inbox.put(EngineRequest(request_id, prompt, settings, arrival, priority, bad or []))
-        self.tokens[request_id] = []
+        self.send(EngineRequest(request_id, prompt, settings, arrival, priority, bad or []))
+
+    def send(self, request: EngineRequest) -> None:
+        self.inbox.put(request)
+        self.tokens[request.id] = []
+
+    def compile(self, constraint: Constraint) -> None:
+        """Have a constraint ready, so that no request for it waits, or sees it become ready."""
+        self.inbox.put(Check("compile", constraint))
+        while not self.core.take_checked():
+            self.step()
 
     def step(self) -> list[EngineOutput]:
         outputs = self.core.step()

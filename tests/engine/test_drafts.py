@@ -1,14 +1,19 @@
 """Guesses are verified: they change what a forward computes, never what is answered."""
 
 import random
+from collections.abc import Callable
 
 import pytest
 from stub_engine import EOS, StubEngine
+from text_engine import OBJECT, TEXTS, TextEngine, text_of
+from text_engine import ids as text_ids
 
-from structgen.constraints import Choice
+from structgen.constraints import Backend, Choice, JsonSchema
 from structgen.engine.confidence import MAX_DRAFTS, PROBE_EVERY, Confidence
+from structgen.engine.drafts import usual
 from structgen.engine.ngrams import BORDER, Ngrams
-from structgen.messages import Abort, FinishReason
+from structgen.engine.request import Request
+from structgen.messages import Abort, EngineOutput, FinishReason
 from structgen.params import JumpForward
 
 PERIOD = 5
@@ -23,6 +28,24 @@ def periodic(tokens: list[int]) -> int:
 def wordy(tokens: list[int]) -> int:
     """A "model" whose next token depends on the last three."""
     return (3 * tokens[-1] + sum(tokens[-3:]) % 5) % 60
+
+
+class Fixed:
+    """Guesses that the answer is this text, which may go on behind its end."""
+
+    def __init__(self, answer: list[int]) -> None:
+        self._answer = answer
+
+    def propose(self, request: Request, limit: int) -> tuple[int, list[int]]:
+        return 9, self._answer[request.num_output :][:limit]
+
+    def learn(self, request: Request) -> None:
+        pass
+
+
+def saying(answer: list[int]) -> Callable[[list[int]], int]:
+    """A "model" that answers so, to prompts of one token."""
+    return lambda tokens: answer[len(tokens) - 1] if len(tokens) <= len(answer) else EOS
 
 
 def alone(script, prompt: list[int], **params: object) -> list[int]:  # type: ignore[no-untyped-def]
@@ -62,6 +85,8 @@ def test_no_limit_is_overrun(limit: int) -> None:
 
 @pytest.mark.parametrize("end", [EOS, 9])
 def test_an_end_among_the_drafts_ends_exactly_there(end: int) -> None:
+    """B10.7: whatever the drafts are there."""
+
     def script(tokens: list[int]) -> int:
         return end if len(tokens) == 21 else periodic(tokens)
 
@@ -181,3 +206,121 @@ def test_guesses_that_fail_are_given_up_and_tried_again() -> None:
     for _ in range(12):
         confidence.judged(4, 4)
     assert 4 < confidence.length(32) <= MAX_DRAFTS
+
+
+@pytest.mark.parametrize("end", [EOS, 9])
+def test_a_draft_that_is_an_end_is_taken_for_one(end: int) -> None:
+    """B10.7: the second of four drafts ends the answer, and was guessed."""
+    answer = [20, 21, 22, end, 23, 24]
+    engine = StubEngine(saying(answer), drafters=[Fixed(answer)])
+    engine.add("a", [1], max_tokens=20, stop_token_ids=(9,))
+    engine.run(1)
+    assert (engine.tokens["a"], engine.ends["a"].stop_id) == (answer[:3], end)
+    assert engine.ends["a"].stats.accepted_tokens == 2  # type: ignore[union-attr]
+    engine.assert_clean()
+
+
+@pytest.mark.parametrize("include_stop", [False, True])
+def test_a_stop_string_inside_accepted_drafts_ends_exactly_there(include_stop: bool) -> None:
+    """B10.7: it begins in one draft and ends in the next, and more are right behind it."""
+    answer = text_ids("abc12bc") + text_ids("na") + text_ids("list abc")
+    engine = TextEngine(saying(answer), drafters=[Fixed(answer)])
+    engine.add("a", [1], max_tokens=20, stop=("cna",), include_stop=include_stop)
+    steps: list[list[EngineOutput]] = []
+    while len(engine.processor):
+        steps.append(engine.step())
+    engine.settle()
+    texts = [text_of(output.new_ids) for outputs in steps for output in outputs]
+    assert any("bcnal" in text for text in texts), "it was not in the middle of a step"
+    got = engine.answers["a"]
+    assert got.text == ("abc12bcna" if include_stop else "abc12b")
+    assert text_of(got.token_ids) == "abc12bcna"
+    assert got.finish is not None
+    assert got.finish.reason is FinishReason.STOP_STRING
+    engine.assert_clean()
+
+
+def test_guesses_that_a_schema_forbids_are_cut_and_no_request_fails_for_them() -> None:
+    """B10.2: 32 at once, whose prompts go on otherwise than their schema does."""
+    rng = random.Random(0)
+
+    def copying(tokens: list[int]) -> int:
+        seen = Ngrams()
+        seen.extend(tokens)
+        return next(iter(seen.following(tokens, 1)[1]), rng.randrange(EOS))
+
+    proposed = 0
+
+    class Counting(Fixed):
+        def propose(self, request: Request, limit: int) -> tuple[int, list[int]]:
+            nonlocal proposed
+            match, guesses = drafters[0].propose(request, limit)
+            proposed += len(guesses)
+            return match, guesses
+
+    drafters = usual()
+    schema = JsonSchema.of(OBJECT)
+    engine = TextEngine(
+        copying, drafters=[Counting([])], num_blocks=600, context_length=128, max_num_seqs=32
+    )
+    engine.compile(schema)
+    for number in range(32):
+        garbage = [rng.randrange(len(TEXTS)) for _ in range(4)]
+        prompt = [*text_ids('{"name": "ab'), *garbage, *text_ids('", "tag": '), *garbage]
+        engine.add(
+            f"r{number}", prompt, max_tokens=40, constraint=schema, jump_forward=JumpForward.OFF
+        )
+    engine.answer_all()
+    drafted = sum(end.stats.drafted_tokens for end in engine.ends.values() if end.stats)
+    assert 10 < drafted < proposed / 2
+    assert not engine.failures
+    assert {end.accepting for end in engine.ends.values()} == {True}
+    engine.assert_clean()
+
+
+@pytest.mark.parametrize("jump", JumpForward)
+def test_a_constraint_that_begins_inside_accepted_drafts_sees_all_of_its_text(
+    jump: JumpForward,
+) -> None:
+    """B10.3: the marker and what the constraint begins with are right guesses of one step."""
+    answer = text_ids("ab </t>") + text_ids('{"name": "abc", "tag": 12}')
+    schema = JsonSchema.of(OBJECT)
+    engine = TextEngine(saying(answer), drafters=[Fixed(answer)])
+    engine.compile(schema)
+    engine.add("a", [1], constraint=schema, constraint_after="</t>", jump_forward=jump)
+    steps = []
+    while len(engine.processor):
+        steps += [text_of(output.new_ids) for output in engine.step()]
+    assert text_of(engine.tokens["a"]) == 'ab </t>{"name": "abc", "tag": 12}'
+    assert engine.ends["a"].finish is FinishReason.CONSTRAINT_COMPLETE
+    assert any(text.find(">{") > 0 for text in steps), "the gate was not passed within a step"
+    assert engine.ends["a"].stats.accepted_tokens > 5  # type: ignore[union-attr]
+    engine.assert_clean()
+
+
+@pytest.mark.parametrize("backend", [Backend.LLGUIDANCE, Backend.XGRAMMAR, Backend.OUTLINES_CORE])
+def test_guesses_that_go_on_behind_the_end_of_a_grammar_hurt_nothing(backend: Backend) -> None:
+    """B10.8: one token to the end, the end of the answer, and another token."""
+    choice = Choice(("abc1", "ba2"), backend=backend)
+    answer = [*text_ids("abc"), *text_ids("1"), EOS, *text_ids("abc")]
+    engine = TextEngine(saying(answer), drafters=[Fixed(answer)])
+    engine.compile(choice)
+    for name in ("a", "b"):
+        engine.add(name, [1], constraint=choice, jump_forward=JumpForward.OFF)
+    engine.answer_all()
+    for name in ("a", "b"):
+        assert text_of(engine.tokens[name]) == "abc1"
+        assert engine.ends[name].finish is FinishReason.CONSTRAINT_COMPLETE
+        assert engine.ends[name].stats.accepted_tokens == 1  # type: ignore[union-attr]
+    engine.assert_clean()
+
+
+def test_a_request_may_turn_guesses_off() -> None:
+    engine = StubEngine(periodic)
+    prompt = [1, 2, 3, 4, 5, 1, 2, 3]
+    engine.add("a", prompt, max_tokens=50, drafts=False)
+    engine.add("b", prompt, max_tokens=50)
+    engine.run(2)
+    assert engine.tokens["a"] == engine.tokens["b"]
+    assert engine.ends["a"].stats.drafted_tokens == 0  # type: ignore[union-attr]
+    assert engine.ends["b"].stats.accepted_tokens > 0  # type: ignore[union-attr]

@@ -36,6 +36,7 @@ def alone(prompt: list[int], **params: object) -> str:
 
 def test_forced_text_takes_no_forward() -> None:
     engine = StubEngine(lowest, jump=True)
+    engine.compile(FORKED)
     engine.add("a", [1, 2], constraint=FORKED)
     engine.run(1)
     assert text(engine, "a") == "CALLED AT NIGHT"
@@ -66,6 +67,7 @@ def test_an_answer_that_is_forced_as_a_whole_takes_no_forward() -> None:
 
 def test_forced_tokens_are_computed_with_the_next_sampled_one() -> None:
     engine = StubEngine(lowest, jump=True)
+    engine.compile(FORKED)
     engine.add("a", [1, 2], constraint=FORKED)
     engine.run(1)
     rows = [row for plan in engine.executor.plans for row in plan.rows]
@@ -76,6 +78,7 @@ def test_forced_tokens_are_computed_with_the_next_sampled_one() -> None:
 
 def test_a_request_may_want_everything_sampled() -> None:
     engine = StubEngine(lowest, jump=True, drafts=False)
+    engine.compile(FORKED)
     engine.add("a", [1, 2], constraint=FORKED, jump_forward=JumpForward.OFF)
     engine.run(1)
     stats = engine.ends["a"].stats
@@ -87,13 +90,14 @@ def test_a_request_may_want_everything_sampled() -> None:
 @pytest.mark.parametrize("option", [{"jump_forward": JumpForward.DRAFT}, {"logprobs": 0}])
 def test_forced_text_can_be_guessed_and_sampled_at_once(option: dict[str, object]) -> None:
     engine = StubEngine(lowest, jump=True, drafts=False)
+    engine.compile(FORKED)
     engine.add("a", [1, 2], constraint=FORKED, **option)
     engine.run(1)
     stats = engine.ends["a"].stats
     assert stats is not None
     assert (text(engine, "a"), stats.forced_tokens) == ("CALLED AT NIGHT", 0)
     # All but L and I; the last one ends the answer.
-    assert (stats.drafted_tokens, stats.accepted_tokens) in ((13, 12), (12, 11))
+    assert (stats.drafted_tokens, stats.accepted_tokens) == (13, 12)
     assert stats.forwards == 3
 
 

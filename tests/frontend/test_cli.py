@@ -171,6 +171,7 @@ def test_every_sampling_option_can_be_given() -> None:
     }  # fmt: skip
     given = [word for flag, value in options.items() for word in (flag, str(value))]
     flags = ["--include-stop", "--ignore-eos", "--constraint-mass", "--bad-word", "z"]
+    flags.append("--no-drafts")
     assert cli.main(["generate", *given, *flags]) == 0
     expected = SamplingParams(
         max_tokens=5, min_tokens=2, temperature=0.5, top_k=3, top_p=0.5, min_p=0.25, seed=7, n=2,
@@ -178,7 +179,7 @@ def test_every_sampling_option_can_be_given() -> None:
         logprobs=4, prompt_logprobs=0, stop=("x",), stop_token_ids=(4,), bad_words=("y", "z"),
         bad_token_ids=(6,), allowed_token_ids=(8,), logit_bias=((9, -1.5),), include_stop=True,
         ignore_eos=True, constraint_mass=True, close_within_budget=False,
-        jump_forward=JumpForward.OFF,
+        jump_forward=JumpForward.OFF, drafts=False,
     )  # fmt: skip
     assert FakeLLM.asked[1] == expected
     for name in set(SamplingParams.__struct_fields__) - {"constraint", "constraint_after"}:

@@ -174,6 +174,7 @@ def test_everything_survives_the_wire(prompt: str | list[int] | list[ChatMessage
             logprobs=0,
             prompt_logprobs=2,
             constraint_mass=True,
+            drafts=False,
         ),
     )
     of_constraints = {"constraint", "close_within_budget", "constraint_after", "jump_forward"}

@@ -15,7 +15,10 @@ from structgen.constraints import Choice, Constraint, Ebnf, JsonObject, JsonSche
 from structgen.grammar import bitmask, closing
 from structgen.grammar.base import Vocabulary
 from structgen.grammar.choosing import Backends, Chosen
-from structgen.grammar.walk import Restrict, Walk
+from structgen.grammar.gate import GatedMatcher, Gates
+from structgen.grammar.pieces import Pieces
+from structgen.grammar.walk import UNKNOWN, Restrict, Walk
+from structgen.marker import Marker
 
 SCHEMAS: dict[str, tuple[dict[str, object], object]] = {
     "required": (
@@ -275,3 +278,17 @@ def test_a_way_goes_on_behind_a_token_that_has_taken_the_beginning_of_its_text(
     texts = ["a", "b", "c", "d", "e", "ab", "cd", "abc", "ac", "ax"]
     closer = closing.Closer(Vocabulary([text.encode() for text in texts]))
     assert closer.rest([*map(texts.index, way)], texts.index(token)) == [*map(texts.index, rest)]
+
+
+def test_a_library_that_fails_on_the_way_behind_a_gate_is_no_way_out() -> None:
+    """The name "tag" cannot be spelt to its end, and llguidance gives up when it comes there."""
+    letters = [bytes([byte]) for byte in range(128) if byte != ord("g")]
+    vocabulary = Vocabulary([*letters, b""])
+    properties: dict[str, object] = {"a": {"type": "boolean"}, "tag": {"enum": [1]}}
+    schema = {"type": "object", "properties": properties, "required": ["a", "tag"]}
+    backends = Backends(vocabulary)
+    chosen = backends.compile(JsonSchema.of(schema | {"additionalProperties": False}))
+    gate = Gates(Pieces(vocabulary)).get(Marker(b"</t>"))
+    matcher = GatedMatcher(gate, chosen.grammar.new_matcher())
+    walk = Walk(chosen.backend, matcher, UNKNOWN, bitmask.full(vocabulary.size))
+    assert backends.closer.way_out(walk, 40) is None

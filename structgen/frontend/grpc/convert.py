@@ -43,6 +43,7 @@ SCALARS: Mapping[str, Sequence[str]] = {
         "repetition_penalty",
         "frequency_penalty",
         "presence_penalty",
+        "drafts",
     ),
     "stopping": ("max_tokens", "min_tokens"),
     "response": ("logprobs", "prompt_logprobs"),
