@@ -6,6 +6,11 @@ skeleton comes again).  Guesses compete by how much of the past they match.
 
 A draft is kept where it is what is sampled there anyway, with the noise of that place, so that the
 answer is the same token for token, whatever was guessed.  Loop thread only.
+
+A second, smaller model is no Drafter: a Drafter is asked on the loop thread, one request at a time,
+and answers at once.  A model needs the device thread, batches over requests, KV of its own that is
+preempted and catches up with forced and appended tokens, and its forwards would run before the
+target's, one after the other.
 """
 
 from __future__ import annotations
