@@ -147,7 +147,8 @@ class EngineOutput(_Message, frozen=True):
 
     `accepting`: the constraint would accept the text as it stands after the last of `new_ids`.
     `stop_id`: the stop id that ended it; not part of new_ids.  `stats` comes with the first tokens
-    and with the end.  `detail` says which masks left nothing when the reason is DEAD_END.
+    and with the end; where a stop string may end it first, with every output, but for `constraint`.
+    `detail` says which masks left nothing when the reason is DEAD_END.
     `logprobs` are those of new_ids; `prompt_logprobs` come whole with the first output of sample 0,
     None for the first token.  `closed`: the last of new_ids were chosen to complete the text before
     a limit cut it.

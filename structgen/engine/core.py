@@ -46,6 +46,7 @@ from structgen.messages import (
     EngineOutput,
     EngineRequest,
     FinishReason,
+    RequestStats,
     Shutdown,
 )
 from structgen.plan import Executor, PlanRow, RowOutput, StepPlan
@@ -265,7 +266,7 @@ class EngineCore:
                 finish=request.finish,
                 accepting=request.accepting,
                 stop_id=request.stop_id,
-                stats=request.stats() if first or ended else None,
+                stats=_stats(request, on_the_way=not (first or ended)),
                 detail=detail,
                 index=request.sample,
                 logprobs=logprobs,
@@ -462,3 +463,13 @@ def _keep_prompt_logprobs(request: Request, start: int, logprobs: list[TokenLogp
     """Keep the logprobs of the tokens from start + 1 on; again, if they were preempted."""
     kept = request.prompt_logprobs or [None]
     request.prompt_logprobs = [*kept[: start + 1], *logprobs]
+
+
+def _stats(request: Request, *, on_the_way: bool) -> RequestStats | None:
+    """Return the counters that come with an output."""
+    if not on_the_way:
+        return request.stats()
+    if not request.params.stop:
+        return None
+    # Stop strings are found by who reads this: any output may turn out to be the last.
+    return msgspec.structs.replace(request.stats(), constraint=None)

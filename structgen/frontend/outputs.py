@@ -189,17 +189,22 @@ class OutputProcessor:
 
 
 class _Request(msgspec.Struct, gc=False):
-    """A request that is not over.  answers: those that are not, by index."""
+    """A request that is not over.  answers: those that are not, by index.  begun: of which
+    something was said.
+    """
 
     request_id: str
     answers: dict[int, Answer]
     meter: Meter
     has_stops: bool
+    begun: set[int] = msgspec.field(default_factory=set)
 
     def read(self, output: EngineOutput, speller: Speller) -> RequestOutput:
         text, ids, finish = self.answers[output.index].read(output)
         self.meter.read(output, len(ids))
-        report = finish is not None or output.stats is not None
+        begins = output.stats is not None and output.index not in self.begun
+        self.begun.add(output.index)
+        report = finish is not None or begins
         return RequestOutput(
             request_id=self.request_id,
             index=output.index,

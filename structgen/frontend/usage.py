@@ -43,15 +43,14 @@ class Timings(msgspec.Struct, frozen=True):
 class Meter:
     """Reads the counters of one request off its engine outputs."""
 
-    __slots__ = ("_arrival", "_carries_on", "_clock", "_first_token_at", "_num_ids", "_stats")
+    __slots__ = ("_arrival", "_clock", "_constraint", "_first_token_at", "_num_ids", "_stats")
 
     def __init__(self, request: EngineRequest, clock: Callable[[], float]) -> None:
         self._arrival = request.arrival
-        # The engine reports at the end, but a stop string is an end it does not know of.
-        self._carries_on = bool(request.params.stop)
         self._clock = clock
         self._first_token_at: float | None = None
         self._num_ids = 0
+        self._constraint: ConstraintInfo | None = None
         # By sample.  The first one has computed the prompt, and stands for the request in this.
         self._stats = {0: RequestStats(prompt_tokens=len(request.prompt_ids))}
 
@@ -62,16 +61,7 @@ class Meter:
         self._num_ids += num_ids
         if output.stats is not None:
             self._stats[output.index] = output.stats
-        elif self._carries_on and output.new_ids:
-            self._carry_on(output.index)
-
-    def _carry_on(self, index: int) -> None:
-        """Take an output with tokens for one forward."""
-        stats = self._stats.get(index) or RequestStats(self._stats[0].prompt_tokens)
-        assert self._first_token_at is not None
-        self._stats[index] = msgspec.structs.replace(
-            stats, forwards=stats.forwards + 1, decode_s=self._clock() - self._first_token_at
-        )
+            self._constraint = self._constraint or output.stats.constraint
 
     def usage(self) -> Usage:
         first = self._stats[0]
@@ -100,5 +90,4 @@ class Meter:
     @property
     def constraint(self) -> ConstraintInfo | None:
         """How the constraint is enforced, as far as it is known."""
-        known = (stats.constraint for stats in self._stats.values())
-        return next((info for info in known if info is not None), None)
+        return self._constraint

@@ -324,3 +324,18 @@ def test_a_request_may_turn_guesses_off() -> None:
     assert engine.tokens["a"] == engine.tokens["b"]
     assert engine.ends["a"].stats.drafted_tokens == 0  # type: ignore[union-attr]
     assert engine.ends["b"].stats.accepted_tokens > 0  # type: ignore[union-attr]
+
+
+def test_counters_are_up_to_date_wherever_a_stop_string_may_end_an_answer() -> None:
+    """The engine does not know of that end, and says nothing at it."""
+    answer = text_ids("abc12bcna") + text_ids("list abc")
+    engine = TextEngine(saying(answer), drafters=[Fixed(answer)])
+    engine.add("a", [1], max_tokens=20, stop=("cna",))
+    outputs: list[EngineOutput] = []
+    while len(engine.processor):
+        outputs += engine.step()
+    accepted = [output.stats.accepted_tokens for output in outputs if output.stats]
+    assert len(accepted) == len(outputs)
+    usage = engine.answers["a"].usage
+    assert usage is not None
+    assert usage.accepted_tokens == accepted[-1] > accepted[0]

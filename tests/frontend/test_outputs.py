@@ -266,14 +266,21 @@ def test_usage_and_timings_come_first_and_last_with_the_engines_figures():
     assert pieces[2].timings.decode == 9.0
 
 
-def test_a_stop_string_reports_the_counters_carried_on_from_the_first():
+def test_a_stop_string_reports_the_counters_of_the_output_that_it_ends_in():
     params = SamplingParams(stop=("c",))
-    outputs = [EngineOutput("e", [97], stats=RequestStats(3, forwards=2))]
-    outputs += [EngineOutput("e", [id]) for id in b"bc"]
+    info = ConstraintInfo("xgrammar", 0.5, False, "key")
+    last = RequestStats(
+        3, forwards=4, forced_tokens=1, drafted_tokens=5, accepted_tokens=2, decode_s=7.0
+    )
+    outputs = [
+        EngineOutput("e", [97], stats=RequestStats(3, forwards=2, constraint=info)),
+        EngineOutput("e", [98], stats=RequestStats(3, forwards=3)),
+        EngineOutput("e", [99], stats=last),
+    ]
     whole = answer(params, outputs)
-    assert whole.usage == Usage(3, 0, 3, 4)
+    assert whole.usage == Usage(3, 0, 3, 4, 1, 5, 2)
     assert whole.timings is not None
-    assert whole.timings.decode > 0
+    assert (whole.timings.decode, whole.timings.compile) == (7.0, 0.5)
 
 
 def test_merge_keeps_the_last_report_of_the_pieces():
