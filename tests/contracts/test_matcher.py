@@ -282,6 +282,31 @@ def test_what_may_come_no_times_at_all_is_empty(backend: str, text: str) -> None
     assert matcher.accepting
 
 
+@pytest.mark.parametrize(
+    ("pattern", "right", "wrong"),
+    [
+        (r"^[\]\-\[^]{2}$", "]-", "ab"),
+        (r'^"/\\\/$', r"\"/\\/", "a/"),
+        (r"^(::=|<#>|~){1,2}$", "::=<#>", "a"),
+        (r"^\u00e9\x41\cA?$", "éA", "aA"),
+        (r"^\{a\}[{}]$", "{a}}", "a}"),
+        (r"^(?:)a{0}$", "", "a"),
+        (r"^\S\W\D$", "a-b", "a11"),
+    ],
+)
+def test_a_pattern_hard_to_convert_is_refused_or_enforced(
+    by_byte: Bench, pattern: str, right: str, wrong: str
+) -> None:
+    """B4.11: right, wrong: what stands between the quotes of JSON."""
+    schema = JsonSchema(json.dumps({"type": "string", "pattern": pattern}))
+    try:
+        matcher = by_byte.start(schema)
+    except ConstraintError:
+        return
+    assert not matcher.fork().is_completed_by([*f'"{wrong}"'.encode()])
+    assert matcher.is_completed_by([*f'"{right}"'.encode()])
+
+
 def test_filling_leaves_matchers_as_they_are(bench: Bench) -> None:
     matcher = bench.start(PERSON)
     for byte in b'{"name": "a":':

@@ -235,11 +235,12 @@ class StubEngine:
         drafters: Sequence[Drafter] | None = None,
         backends: Backends | None = None,
         executor: StubExecutor | None = None,
+        eos: Sequence[int] = (EOS,),
         **options: object,
     ) -> None:
         """jump: append what a constraint forces.  drafts: guess, with the usual drafters unless
         others are given.  backends: over VOCAB tokens, instead of the toy one.  executor: in place
-        of one that follows the script.
+        of one that follows the script.  eos: the model's stop ids.
         """
         settings: dict[str, object] = {
             "block_size": 4,
@@ -269,7 +270,7 @@ class StubEngine:
             self.executor,
             self.grammars,
             self.inbox,
-            eos_ids=frozenset({EOS}),
+            eos_ids=frozenset(eos),
             drafters=(drafters or usual()) if drafts else (),
         )
         self.tokens: dict[str, list[int]] = {}

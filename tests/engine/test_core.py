@@ -161,6 +161,17 @@ def test_a_choice_is_obeyed_and_ends_without_a_forward_for_eos() -> None:
     assert engine.ends["a"].stats.forwards <= 3
 
 
+@pytest.mark.parametrize("stop", [EOS, 1, 50])
+def test_any_of_the_models_stop_ids_ends_a_complete_text(stop: int) -> None:
+    """B4.13: and none of them comes before that."""
+    engine = StubEngine(lambda tokens: stop, eos=(EOS, 1, 50))
+    engine.add("a", [1, 2], constraint=Choice(("AB", "ABC")))
+    engine.run(1)
+    assert engine.tokens["a"] == ids("AB")
+    assert engine.ends["a"].finish is FinishReason.STOP
+    assert engine.ends["a"].stop_id == stop
+
+
 def test_where_the_grammar_may_end_or_go_on_the_model_decides() -> None:
     for script, text, reason in (
         (lambda tokens: EOS, "A", FinishReason.STOP),

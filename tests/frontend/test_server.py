@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 from frontend_fakes import FakeEngineClient, ToyTokenizer
 from google.rpc.error_details_pb2 import BadRequest, RetryInfo
@@ -471,6 +473,39 @@ def test_a_message_above_the_limit_is_refused() -> None:
             assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert llm.inputs == []
             assert await stub.Generate(text("hi"))
+
+    run(test)
+
+
+SEND_LARGE = """
+import sys, grpc
+channel = grpc.insecure_channel(sys.argv[1], [("grpc.max_send_message_length", -1)])
+try:
+    channel.unary_unary(sys.argv[2])(bytes(int(sys.argv[3])))
+except grpc.RpcError as error:
+    print(error.code().name)
+"""
+
+
+def test_a_message_far_above_the_limit_takes_no_memory() -> None:
+    """B5.19: it is refused by its length, before it is read."""
+    large, own = 128 << 20, psutil.Process()
+
+    async def test() -> None:
+        async with serving(ScriptedLLM()) as (_, address):
+            before = most = own.memory_info().rss
+            arguments = (SEND_LARGE, address, f"/{SERVICE}/Generate", str(large))
+            client = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", *arguments, stdout=asyncio.subprocess.PIPE
+            )
+            answer = asyncio.create_task(client.communicate())
+            while not answer.done():
+                most = max(most, own.memory_info().rss)
+                await asyncio.sleep(0.002)
+            assert answer.result()[0].decode().split() == ["RESOURCE_EXHAUSTED"]
+            assert most - before < large // 4
+            async with grpc.aio.insecure_channel(address) as channel:
+                assert await GenerationServiceStub(channel).Generate(text("hi"))
 
     run(test)
 

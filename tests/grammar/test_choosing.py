@@ -15,8 +15,8 @@ from structgen.constraints import (
     StructuralTag,
 )
 from structgen.errors import BeyondBackend, ConstraintError, Unsupported
-from structgen.grammar.base import Vocabulary
-from structgen.grammar.choosing import Backends
+from structgen.grammar.base import Native, Vocabulary
+from structgen.grammar.choosing import ORDER, Backends
 from structgen.keywords import Treatment
 
 
@@ -80,6 +80,19 @@ def test_a_malformed_constraint_is_refused_with_its_field(backends: Backends) ->
         with pytest.raises(ConstraintError) as refusal:
             backends.compile(constraint)
         assert refusal.value.field == field
+
+
+@pytest.mark.parametrize("library", ORDER)
+def test_what_is_translated_into_no_grammar_is_refused(
+    library: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B4.11: it is never gone on with as if there were no constraint."""
+    own = Backends(byte_vocabulary())
+    monkeypatch.setattr(own.get(library), "translate", lambda constraint: Native('root ::= ((("'))
+    schema = '{"type":"object","properties":{"a":{"type":"string","pattern":"^[a-z]+$"}}}'
+    with pytest.raises(ConstraintError) as refusal:
+        own.compile(JsonSchema(schema, backend=library))
+    assert refusal.value.field == "input.constraint.json_schema"
 
 
 def test_the_reason_is_not_that_one_library_takes_no_such_grammar() -> None:
