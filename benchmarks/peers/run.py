@@ -206,7 +206,7 @@ class Bench:
             "alone": given.alone,
             "free_tokens": given.free_tokens,
             "max_tokens": given.max_tokens,
-            "model": given.model,
+            "model": Path(given.model).name,
         }
 
     def run(self, cases: Sequence[Case]) -> bool:

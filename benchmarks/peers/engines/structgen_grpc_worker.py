@@ -61,7 +61,8 @@ class StructgenServer:
         if not line.startswith(READY):
             raise RuntimeError(f"the server ended before it was ready, with {self._server.wait()}")
         self._client = AsyncClient(line.removeprefix(READY).strip())
-        return (await self._client.model_info()).dtype
+        model = await self._client.model_info()
+        return model.dtype if model.quantization == "none" else model.quantization
 
     async def _ask(self, job: Job, index: int, item: Item) -> Answer:
         messages = [

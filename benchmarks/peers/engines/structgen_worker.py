@@ -27,7 +27,9 @@ class Structgen:
         )
         self._whitespace = settings["whitespace"]
         self._loop.run_until_complete(self._start())
-        return {"versions": versions("structgen", "torch"), "dtype": self._llm.model.dtype}
+        model = self._llm.model
+        weights = model.dtype if model.quantization == "none" else model.quantization
+        return {"versions": versions("structgen", "torch"), "dtype": weights}
 
     def restart(self) -> None:
         """Start a new engine: the old one guesses from the answers that it has given."""
