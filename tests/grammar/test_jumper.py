@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
+from typing import Any
 
 import pytest
 from feeding import byte_vocabulary
 from small_tokenizers import byte_level, llama_like, write_folder
 
+from structgen import config
 from structgen.constraints import Choice, Ebnf, JsonSchema, Regex
 from structgen.grammar import BACKENDS, bitmask, build_backend
 from structgen.grammar.base import Vocabulary
@@ -17,6 +20,9 @@ from structgen.grammar.jump import Jumper
 from structgen.grammar.pieces import Pieces
 from structgen.grammar.walk import UNKNOWN, Walk
 from structgen.tokenizer import Tokenizer
+
+WORKLOAD = Path(__file__).parents[3] / "shared" / "data" / "extraction-workload.json"
+FETCHED = list(config.home().glob("models/*/smollm2-135m"))
 
 SCHEMA = {
     "type": "object",
@@ -103,6 +109,42 @@ def test_answers_are_spelt_as_the_tokenizer_spells_them(bench: Bench) -> None:
     assert total
     assert differ <= 2, f"{differ} of 200"
     assert forced / total > 0.3
+
+
+def an_instance(schema: dict[str, Any], rng: random.Random) -> object:
+    """Return one of the few kinds of schema that the workload is made of, drawn at random."""
+    match schema:
+        case {"enum": options}:
+            return rng.choice(options)
+        case {"type": "object"}:
+            return {name: an_instance(each, rng) for name, each in schema["properties"].items()}
+        case {"type": "array"}:
+            count = rng.randrange(schema["maxItems"] + 1)
+            return [an_instance(schema["items"], rng) for _ in range(count)]
+        case {"type": "string"}:
+            return " ".join(rng.choices(WORDS, k=rng.randrange(4)))[: schema["maxLength"]]
+        case {"type": "integer"}:
+            return rng.randrange(10 ** rng.randint(1, 6))
+        case {"type": "number"}:
+            return round(rng.random() * 1000, 2)
+        case {"type": "boolean"}:
+            return rng.random() < 0.5
+    raise AssertionError(schema)
+
+
+@pytest.mark.skipif(not WORKLOAD.is_file(), reason=f"there is no {WORKLOAD}")
+@pytest.mark.skipif(not FETCHED, reason="structgen pull smollm2-135m first")
+def test_1000_answers_of_the_workload_are_spelt_as_the_tokenizer_spells_them() -> None:
+    bench, rng = Bench(Tokenizer.load(FETCHED[0])), random.Random(0)
+    differ = 0
+    for schema in json.loads(WORKLOAD.read_text())["schemas"].values():
+        chosen = bench.backends.compile(JsonSchema.of(schema))
+        for _ in range(250):
+            wanted = bench.encode(json.dumps(an_instance(schema, rng), ensure_ascii=False))
+            out, _ = bench.answer(chosen, wanted)
+            assert bench.text(out) == bench.text(wanted)
+            differ += out != wanted
+    assert differ < 10, f"{differ} of 1000"
 
 
 def bytes_jumper() -> Jumper:
