@@ -53,8 +53,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     ] = None
     # 16 tokens: the prefix cache's grain; a smaller block wastes less, a larger one hashes less.
     block_size: Annotated[int, Meta(ge=1, le=256, description="tokens in a KV block")] = 16
-    # 512 MiB holds 23 000 tokens of the default model, more than a small CPU can keep busy, and a
-    # server whose cache has filled up stays below 1.5 GB.
+    # 512 MiB holds 23 000 tokens of the default model, more than a small CPU can keep busy.
     kv_cache_memory: Annotated[
         int, Meta(ge=1 << 16, description="bytes of KV cache; see num_blocks")
     ] = 512 << 20
