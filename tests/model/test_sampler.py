@@ -240,6 +240,55 @@ def test_a_row_that_is_not_finite_is_an_error_and_its_neighbours_are_not(
     ]
 
 
+def by_definition(logits: torch.Tensor, mask: TokenBitmask) -> list[list[int]]:
+    """Return the first of the largest allowed logits, by row; none where one is NaN or inf."""
+    masked = logits.clone()
+    apply_bitmask(masked, mask)
+    best, tokens = masked.max(dim=-1).values, masked.numpy().argmax(axis=-1).tolist()
+    finite = best.isfinite().tolist()
+    return [[token] if good else [] for token, good in zip(tokens, finite, strict=True)]
+
+
+@pytest.mark.parametrize("vocab", [32, 61, 3000])
+@pytest.mark.parametrize("density", [0.002, 0.5, 0.99])
+def test_greedy_rows_take_the_first_of_the_best_that_are_allowed(
+    vocab: int, density: float
+) -> None:
+    rng = np.random.default_rng(vocab)
+    bad = [float("nan"), float("inf"), -float("inf")]
+    for _ in range(20):
+        ties = rng.integers(0, 6, (9, vocab)).astype(np.float32)
+        for row, value in enumerate(bad):
+            ties[row, rng.integers(vocab)] = value
+        ties[3] = -np.inf
+        index = np.flatnonzero(rng.random(9) < 0.8).astype(np.int32)
+        allowed = rng.random((len(index), vocab)) < density
+        words = [bitmask.pack(np.flatnonzero(row), vocab) for row in allowed]
+        mask = TokenBitmask(np.array(words, np.int32).reshape(len(index), -1), index)
+        logits = torch.from_numpy(ties)
+        rows, slots = rows_of([SamplingParams(temperature=0)] * 9)
+        outputs = sample(logits.clone(), mask, rows, slots, np.full(9, 5))
+        assert [output.token_ids for output in outputs] == by_definition(logits, mask)
+        assert all(bool(output.error) != bool(output.token_ids) for output in outputs)
+
+
+def test_what_is_best_does_not_depend_on_what_is_asked_of_other_rows(logits: torch.Tensor) -> None:
+    words = np.stack([bitmask.pack(range(row, 3000, 7 + row), 3000) for row in range(5)])
+    mask = TokenBitmask(words, np.arange(5, dtype=np.int32))
+    greedy = SamplingParams(temperature=0)
+    neighbours = [
+        greedy,
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=0, logit_bias=((3, 1.0),)),
+        SamplingParams(temperature=0, presence_penalty=1.0),
+        SamplingParams(temperature=0, constraint_mass=True, logprobs=0),
+    ]
+    for neighbour in neighbours:
+        rows, slots = rows_of([greedy] * 5 + [neighbour])
+        outputs = sample(logits.clone(), mask, rows, slots, np.full(6, 5))
+        assert [output.token_ids for output in outputs[:5]] == by_definition(logits, mask)[:5]
+
+
 def test_slots_are_reused_without_the_last_users_options() -> None:
     rows = RequestRows(max_blocks=4, slots=1)
     hot = NewRow("a", SamplingParams(top_k=3, top_p=0.5, min_p=0.1), seed=1)

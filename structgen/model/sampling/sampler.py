@@ -17,6 +17,7 @@ import torch
 
 from structgen.model.rows import Int64, RequestRows
 from structgen.model.sampling import topk
+from structgen.model.sampling.best import best_allowed
 from structgen.model.sampling.logits import add_bias, apply_bitmask, penalise
 from structgen.model.sampling.logprobs import allowed_mass, raw_logprobs
 from structgen.plan import RowOutput, TokenBitmask
@@ -35,19 +36,33 @@ def sample(
     the position of the token to sample.  A row with NaN or infinite logits yields an error.
     """
     report = _Report.of(logits, rows, slots)
-    apply_bitmask(logits, mask)
-    if report is not None:
-        report.note_masks(logits)
-    _add_biases(logits, rows, slots)
-    _penalise(logits, rows, slots)
-    best, tokens = _best(logits)
-    finite = best.isfinite()
-    _draw(logits, tokens, finite, rows, slots, positions)
+    if logits.device.type == "cpu" and _takes_the_best(rows, slots):
+        best, tokens = best_allowed(logits, mask)
+        finite = best.isfinite()
+    else:
+        apply_bitmask(logits, mask)
+        if report is not None:
+            report.note_masks(logits)
+        _add_biases(logits, rows, slots)
+        _penalise(logits, rows, slots)
+        best, tokens = _best(logits)
+        finite = best.isfinite()
+        _draw(logits, tokens, finite, rows, slots, positions)
     outputs = [
         RowOutput([token]) if is_finite else RowOutput([], "the model's logits are not finite")
         for token, is_finite in zip(tokens.tolist(), finite.tolist(), strict=True)
     ]
     return outputs if report is None else report.attach(outputs, tokens)
+
+
+def _takes_the_best(rows: RequestRows, slots: Int64) -> bool:
+    """Whether nothing is asked of any row but its best token, so that no logits are changed."""
+    changed = rows.biases.keys() | rows.counts.keys()
+    return (
+        not (rows.temperature[slots] > 0).any()
+        and not rows.wants_mass[slots].any()
+        and changed.isdisjoint(slots.tolist())
+    )
 
 
 def _best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
