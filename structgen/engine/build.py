@@ -13,12 +13,11 @@ from structgen import logs
 from structgen.config import EngineConfig, let_threads_sleep
 from structgen.engine import drafts
 from structgen.engine.core import EngineCore, Inbound
-from structgen.grammar import turns
 from structgen.grammar.base import Vocabulary
 from structgen.grammar.checks import Judged
 from structgen.grammar.choosing import Backends
 from structgen.grammar.compiler import Compiled
-from structgen.grammar.isolation import IsolatedWorkshop
+from structgen.grammar.isolation import MAX_ASIDE, IsolatedWorkshop
 from structgen.grammar.manager import GrammarManager
 from structgen.grammar.worker_process import Limits
 from structgen.grammar.workers import TemplateProcess
@@ -153,7 +152,7 @@ def _build_grammars(
     """Build the libraries and what hangs on them.  template: opened."""
     backends = Backends(vocabulary)
     backends.warm_up()
-    aside = turns.MAX_JOBS if template is not None else 0
+    aside = MAX_ASIDE if template is not None else 0
     return GrammarManager(
         backends,
         vocabulary.size,

@@ -3,6 +3,10 @@
 What has gone well there is compiled again here, where it is used: natively, at the cost that has
 proved bounded, without the rewriting.  A worker that is lost costs its job alone; the next job has
 a new one, forked off the template, and if need be a new template.
+
+The streams beside a job are not to blame for it.  Most jobs are soon over, and somebody waits for
+their first token: they run at once, one after the other.  One that takes longer goes on with what
+the engine and others leave of the processors, or, where that is next to nothing, takes turns.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import queue
 import signal
 import threading
-from functools import partial
+import time
 
 from structgen import logs
 from structgen.constraints import Constraint
@@ -18,10 +22,21 @@ from structgen.errors import InternalError, LimitExceeded, StructgenError, from_
 from structgen.grammar.choosing import Backends, Chosen
 from structgen.grammar.jobs import Compile, Job, Result, field_of_job, name_of, recipe_of
 from structgen.grammar.turns import Turns
-from structgen.grammar.worker_process import EXIT_OUT_OF_MEMORY, Ended, Limits, out_of_memory
-from structgen.grammar.workers import TemplateLost, TemplateProcess, WorkerLost, WorkerProcess
+from structgen.grammar.worker_process import EXIT_OUT_OF_MEMORY, Ended, Limits, Reply, out_of_memory
+from structgen.grammar.workers import (
+    TemplateLost,
+    TemplateProcess,
+    WorkerLost,
+    WorkerProcess,
+    WorkerStarved,
+)
 
 log = logs.get(__name__)
+
+PATIENCE_S = 0.02  # most jobs take some milliseconds
+LONG_S = 0.05
+MAX_ASIDE = 4  # long jobs that short ones do not wait for
+SCARCE_S = 30.0  # for so long, what starved a worker may starve others
 
 # What a process does to itself; by any other signal it is ended from outside.
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
@@ -45,7 +60,10 @@ class IsolatedWorkshop:
         self._closed = False
         self._lock = threading.Lock()  # of _template, _closed and _live
         self._live: set[WorkerProcess] = set()
+        self._young = threading.Lock()  # held by the one job that has just begun
         self._turns = Turns()
+        self._aside = threading.BoundedSemaphore(MAX_ASIDE)
+        self._scarce_until = 0.0  # of time.monotonic
         self._idle: queue.SimpleQueue[WorkerProcess | None] = queue.SimpleQueue()
         for _ in range(num_workers):
             self._idle.put(None)
@@ -61,11 +79,19 @@ class IsolatedWorkshop:
 
     def perform(self, job: Job) -> Result:
         worker: WorkerProcess | None = None
-        place = _Place(self._idle, self._turns)
+        place = _Place(self._idle, self._aside)
         try:
             worker = self._require_alive(place.take())
-            reply = worker.perform(job, partial(place.step_aside, worker))
-            if reply.last or place.is_aside:
+            try:
+                reply = self._do(worker, job, place)
+            except WorkerStarved:
+                log.warning("other programs leave compiling hardly any time of the processors")
+                self._scarce_until = time.monotonic() + SCARCE_S
+                self._dismiss(worker)
+                worker = None
+                worker = self._hire()
+                reply = self._do(worker, job, place)
+            if reply.last or worker.is_lowest or place.is_aside:
                 self._dismiss(worker)
                 worker = None
             return reply.result
@@ -85,16 +111,33 @@ class IsolatedWorkshop:
             live = list(self._live)
         for worker in live:
             worker.kill()
-            self._dismiss(worker)
+            self._end(worker)
         self._turns.close()
         self._template.close()
+
+    def _do(self, worker: WorkerProcess, job: Job, place: _Place) -> Reply:
+        """Raises WorkerLost, WorkerStarved."""
+        with self._young:
+            worker.begin(job)
+            is_over = worker.answers_within(PATIENCE_S)
+        if not is_over:
+            self._give_way(worker)
+            if not worker.answers_within(LONG_S - PATIENCE_S):
+                place.step_aside()
+                if worker.is_lowest:
+                    worker.require_time()
+        return worker.finish()
+
+    def _give_way(self, worker: WorkerProcess) -> None:
+        if time.monotonic() < self._scarce_until or not worker.lower():
+            self._turns.join(worker)
 
     def _require_alive(self, worker: WorkerProcess | None) -> WorkerProcess:
         """Raises TemplateLost: there is none, and no way to have one."""
         if worker is not None and worker.alive:
             return worker
         if worker is not None:
-            log.warning("a compile worker was lost while idle", end=worker.end())
+            log.warning("a compile worker was lost while idle")
             self._dismiss(worker)
         return self._hire()
 
@@ -115,6 +158,11 @@ class IsolatedWorkshop:
         return worker
 
     def _dismiss(self, worker: WorkerProcess) -> None:
+        """Have a worker end, without waiting: at lowest priority that may take a while."""
+        self._turns.leave(worker)
+        threading.Thread(target=self._end, args=(worker,), daemon=True).start()
+
+    def _end(self, worker: WorkerProcess) -> None:
         self._turns.leave(worker)
         worker.end()
         with self._lock:
@@ -142,24 +190,29 @@ class IsolatedWorkshop:
 class _Place:
     """Where a job is done: another's once the job steps aside, or else when it is over."""
 
-    def __init__(self, idle: queue.SimpleQueue[WorkerProcess | None], turns: Turns) -> None:
+    def __init__(
+        self, idle: queue.SimpleQueue[WorkerProcess | None], aside: threading.BoundedSemaphore
+    ) -> None:
+        """aside: how many more jobs may step aside."""
         self.is_aside = False
         self._idle = idle
-        self._turns = turns
+        self._aside = aside
 
     def take(self) -> WorkerProcess | None:
         """Wait for a place; return the worker that is there, if there is one."""
         return self._idle.get()
 
-    def step_aside(self, worker: WorkerProcess) -> None:
-        """Let a short job have the place, unless too many have stepped aside."""
-        self.is_aside = self._turns.join(worker)
-        if self.is_aside:
+    def step_aside(self) -> None:
+        """Let a short job have the place, unless too many have stepped aside.  Idempotent."""
+        if not self.is_aside and self._aside.acquire(blocking=False):
+            self.is_aside = True
             self._idle.put(None)
 
     def leave(self, worker: WorkerProcess | None) -> None:
         """worker: for the next job there."""
-        if not self.is_aside:
+        if self.is_aside:
+            self._aside.release()
+        else:
             self._idle.put(worker)
 
 

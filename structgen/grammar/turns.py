@@ -3,9 +3,9 @@
     this process is idle    as many jobs run as there are processors
     it is not               one at a time, for a slice of each round; all others are stopped
 
-Priorities do not do that: of three threads on two processors, two of the forward may share one for
-a tenth of a second while the nicest has the other; and one that gets only what is left over gets
-nothing beside a busy engine, so that a schema of a tenth of a second would never be compiled.
+This is for jobs that what others leave over is not enough for.  Niceness alone does not do it: of
+three threads on two processors, two of the forward may share one for a tenth of a second while the
+nicest has the other.  Slices are short and come often, so that each step loses a little.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-MAX_JOBS = 4
-ROUND_S = 0.05
-SLICE_S = 0.01
+ROUND_S = 0.015
+SLICE_S = 0.003
 # Of one processor, what an idle process may use.  More may be a forward that a job has squeezed on
 # to one processor, which must not be taken for a processor to spare.
 IDLE_USE = 0.5
@@ -47,16 +46,13 @@ class Turns:
         self._closed = False
         threading.Thread(target=self._run, name="turns", daemon=True).start()
 
-    def join(self, worker: Pausable) -> bool:
-        """Have a worker that is busy take turns, unless too many do; whether it does."""
+    def join(self, worker: Pausable) -> None:
+        """Have a worker that is busy take turns."""
         with self._changed:
-            if len(self._workers) >= MAX_JOBS:
-                return False
             self._workers.append(worker)
             if not self._spare:
                 worker.pause()
             self._changed.notify()
-        return True
 
     def leave(self, worker: Pausable) -> None:
         """Leave a worker alone, running, if it took turns."""

@@ -35,7 +35,7 @@ MAX_WRITTEN_BYTES = 64 * 1024  # by libraries to the standard error, during one 
 MAX_LAST_WORDS = 500  # characters
 EXIT_OUT_OF_MEMORY = 3
 
-# Of the CPU, a worker gets what the engine leaves, and a little more.
+# While it has just begun, or takes turns.
 NICENESS = 5
 
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+import time
 from typing import Protocol, Self
 
 from structgen.grammar import BACKENDS, frames, load_backend
@@ -41,9 +41,10 @@ STDERR = 2
 # the clock the engine ends it, so that nobody waits long for one that others leave no time to.
 CLOCK_LIMIT = 2.0
 
-# Most jobs take milliseconds, and somebody waits for their first token.  One that takes longer
-# gives way to the streams that run beside it: they are not to blame.
-PATIENCE_S = 0.05
+# A worker of lowest priority has what others leave over.  If that is next to nothing, because other
+# programs keep all processors busy, this is when it shows.
+STARVED_S = 0.5
+STARVED_SHARE = 0.01  # of a processor, less than that
 TEMPLATE_TIMEOUT_S = 60.0
 
 
@@ -62,6 +63,10 @@ class WorkerLost(Exception):
         super().__init__(end)
         self.end = end
         self.overdue = overdue
+
+
+class WorkerStarved(Exception):
+    """A worker of lowest priority gets no time to do its job.  It was killed."""
 
 
 class _Child(Protocol):
@@ -222,9 +227,11 @@ class WorkerProcess:
         self.pid = pid
         self._template = template
         self._connection = connection
-        self._connection.settimeout(CLOCK_LIMIT * limits.time_s)
+        self._clock_limit_s = CLOCK_LIMIT * limits.time_s
+        self._began = 0.0
         # Unlike its id, this is never another's; only `end` has it reaped, so it is there still.
         self._handle = os.pidfd_open(pid)
+        self.is_lowest = False
         self._ending = threading.Lock()
         self._is_over = False
         self._end: Ended | None = None
@@ -234,32 +241,77 @@ class WorkerProcess:
         """Whether it waits for a job: what it would say now is that it has ended."""
         if self._is_over:
             return False
-        return not self._answers_within(0)
+        return not self.answers_within(0)
 
-    def perform(self, job: Job, when_long: Callable[[], None]) -> Reply:
-        """when_long: called if the job takes long, once.
-
-        Raises WorkerLost: nothing more can be asked of it.
-        """
+    def begin(self, job: Job) -> None:
+        """Have it do a job.  Raises WorkerLost: nothing more can be asked of it."""
+        self._began = time.monotonic()
+        self._connection.settimeout(self._clock_limit_s)
         try:
             frames.send(self._connection, encode(job))
-            if not self._answers_within(PATIENCE_S):
-                when_long()
-            message = frames.receive(self._connection)
-        except TimeoutError:
+        except OSError:
+            raise self._loss() from None
+
+    def answers_within(self, seconds: float) -> bool:
+        """Whether `finish` need not wait, be it that nothing will come."""
+        poll = select.poll()
+        try:
+            poll.register(self._connection, select.POLLIN)
+        except ValueError:  # it is closed
+            return True
+        return bool(poll.poll(seconds * 1000))
+
+    def finish(self) -> Reply:
+        """Wait for the answer.  Raises WorkerLost: nothing more can be asked of it."""
+        left_s = self._clock_limit_s - (time.monotonic() - self._began)
+        if not self.answers_within(max(0.0, left_s)):
             self.kill()
-            raise WorkerLost(self.end(), overdue=True) from None
+            raise WorkerLost(None, overdue=True)
+        try:
+            message = frames.receive(self._connection)
         except OSError:
             message = None
         if message is None:
-            raise WorkerLost(self.end())
+            raise self._loss()
         reply: Reply = decode_reply(message)
         return reply
 
-    def _answers_within(self, seconds: float) -> bool:
-        poll = select.poll()
-        poll.register(self._connection, select.POLLIN)
-        return bool(poll.poll(seconds * 1000))
+    def lower(self) -> bool:
+        """Give it what others leave over and no more, from now on; False: the system refuses.
+
+        It is not only nice: any thread that wakes up takes the processor from it at once.  There is
+        no way back.
+        """
+        with self._ending:
+            if self._is_over:
+                return True
+            try:
+                os.sched_setscheduler(self.pid, os.SCHED_IDLE, os.sched_param(0))
+            except ProcessLookupError:
+                return True
+            except OSError:
+                return False
+        self.is_lowest = True
+        return True
+
+    def require_time(self) -> None:
+        """Wait for the answer for a while.  Raises WorkerStarved."""
+        had_s = self._processor_s()
+        if self.answers_within(STARVED_S):
+            return
+        if self._processor_s() - had_s < STARVED_SHARE * STARVED_S:
+            self.kill()
+            raise WorkerStarved
+
+    def _processor_s(self) -> float:
+        """Return the time of the processor that it has had."""
+        try:
+            return time.clock_gettime(~self.pid << 3 | 2)  # as clock_getcpuclockid(3) has it
+        except OSError:  # it has ended
+            return 0.0
+
+    def _loss(self) -> WorkerLost:
+        return WorkerLost(self.end())
 
     def pause(self) -> None:
         """Have it stop where it is."""
@@ -281,6 +333,7 @@ class WorkerProcess:
         with self._ending:
             if not self._is_over:
                 self._connection.close()
+                select.select([self._handle], [], [])  # the template must not wait for it
                 self._end = self._template.reap(self.pid)
                 os.close(self._handle)
                 self._is_over = True

@@ -222,6 +222,15 @@ def test_a_lost_template_is_replaced_when_it_is_needed(workshop: IsolatedWorksho
     assert_serves(workshop)
 
 
+def test_a_worker_that_gets_no_time_at_lowest_priority_makes_way_for_another(
+    workshop: IsolatedWorkshop,
+) -> None:
+    workshop.warm_up()
+    for worker in workers():
+        worker.suspend()
+    assert_serves(workshop)
+
+
 def test_memory_is_limited_and_asking_again_does_not_help() -> None:
     workshop = build(Limits(time_s=20.0, memory_bytes=32 << 20))
     errors: list[StructgenError] = []
