@@ -204,6 +204,23 @@ def walk_everywhere(bench: Bench, start: Matcher) -> Iterator[tuple[bytes, Match
             todo.append((text + bench.vocabulary.token_bytes[token], after))
 
 
+def test_a_bounded_string_allows_the_tokens_that_fit_however_long(backend: str) -> None:
+    """Libraries may allow the tokens of a length without a look at each."""
+    endings = ("", "é", '"')
+    parts = itertools.product(("", " "), range(1, 16), endings)
+    words = [f"{blank}{'ab' * size}{ending}" for blank, size, ending in parts]
+    bench = Bench(backend, Vocabulary([*BYTE_LEVEL.token_bytes, *map(str.encode, words)]))
+    matcher = bench.start(JsonSchema('{"type": "string", "maxLength": 24}'))
+    matcher.accept(ord('"'))
+    long = {bench.ids[word.encode()]: word for word in words}
+    for written in range(25):
+        rest = 24 - written
+        fitting = {token for token, word in long.items() if len(word.rstrip('"')) <= rest}
+        assert bench.allowed(matcher) & long.keys() == fitting, f"{rest} characters left"
+        if rest:
+            matcher.accept(ord("a"))
+
+
 def test_a_large_vocabulary_is_masked_alike(backend: str) -> None:
     bench = Bench(backend, large_vocabulary())
     matcher = bench.start(Regex('"[a-z ]{0,40}" [0-9]+'))
