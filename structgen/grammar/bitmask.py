@@ -36,11 +36,11 @@ def full(vocab_size: int) -> Words:
 
 def unpack(words: Words, vocab_size: int) -> list[int]:
     """Return the allowed tokens of one mask row, ascending."""
-    used = np.flatnonzero(words)  # few, as a rule
-    bits = np.unpackbits(words[used].view(np.uint8), bitorder="little").reshape(-1, 32)
-    index, bit = np.nonzero(bits)
-    tokens: npt.NDArray[np.int64] = used[index] * 32 + bit
-    return [token for token in tokens.tolist() if token < vocab_size]
+    used = words.nonzero()[0]  # few, as a rule
+    bits = np.unpackbits(words[used].view(np.uint8), bitorder="little").view(np.bool_).nonzero()[0]
+    tokens = (used[bits >> 5] << 5) + (bits & 31)
+    unpacked: list[int] = tokens[: np.searchsorted(tokens, vocab_size)].tolist()
+    return unpacked
 
 
 def holds(row: Words, token: int) -> bool:
