@@ -20,11 +20,12 @@ class Team:
     """Runs compiled functions on up to `size` threads at once.
 
     barrier: address of a C function that has each thread of a running team wait for the others.
+    thread_number: address of one that returns which of the team the calling thread is, from 0.
     """
 
     def __init__(self, threads: int) -> None:
         """threads: as many as torch has; OpenMP rebuilds its pool when the number changes."""
-        self.size, self.barrier = 1, 0
+        self.size, self.barrier, self.thread_number = 1, 0, 0
         if threads > 1:
             self._find_openmp(threads)
 
@@ -39,6 +40,7 @@ class Team:
         try:
             library = ctypes.CDLL(None)  # GNU OpenMP, loaded by torch
             parallel, barrier = library.GOMP_parallel, library.GOMP_barrier
+            thread_number = library.omp_get_thread_num
         except (AttributeError, OSError, TypeError):
             log.warning("no GNU OpenMP in this process, kernels run on one thread")
             return
@@ -47,3 +49,4 @@ class Team:
         self._parallel = parallel
         self.size = threads
         self.barrier = ctypes.cast(barrier, ctypes.c_void_p).value or 0
+        self.thread_number = ctypes.cast(thread_number, ctypes.c_void_p).value or 0

@@ -5,8 +5,10 @@ the whole group of query heads that shares them; keys lie transposed, as the ker
 
     layer [num_blocks, Hk, 2, ...]    0: keys    1: values
 
-with head_dim rounded up to whole vectors.  Work is cut into pieces: a run of one sequence's new
-tokens times one KV head.  The threads take pieces, the costly ones first, until there are none.
+with head_dim rounded up to whole vectors.  Work is cut into units: a run of one sequence's new
+tokens times one KV head.  Each thread has a share of them, of sequences that lie side by side, of
+which it is likely to have computed the rows; the costly ones come first, and who is done helps the
+others.
 """
 
 from __future__ import annotations
@@ -41,13 +43,14 @@ _GRAIN = 1 << 18
 class _Step(NamedTuple):
     """The work of one step, the same in every layer.
 
-    pieces: int64 [num_pieces, 4], see _cut.  cost: keys that are looked at, of all new tokens.
-    slots, table: of the metadata, contiguous.
+    units, shares: see _cut.  cost: keys that are looked at, of all new tokens.  slots, table: of
+    the metadata, contiguous.
     """
 
     meta: AttentionMetadata
-    group: int
-    pieces: npt.NDArray[np.int64]
+    heads: tuple[int, int]
+    units: npt.NDArray[np.int64]
+    shares: npt.NDArray[np.int64]
     cost: int
     slots: torch.Tensor
     table: torch.Tensor
@@ -70,6 +73,7 @@ class NumbaCpuAttention(AttentionBackend):
         self._frame = ctypes.create_string_buffer(_FRAME.size)
         self._frame_address = ctypes.addressof(self._frame)
         self._scratch = torch.zeros(0, dtype=torch.int8)
+        self._counters = np.zeros((2, self._team.size, kernel.COUNTER), np.int64)
 
     def kv_shape(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int
@@ -108,31 +112,36 @@ class NumbaCpuAttention(AttentionBackend):
         out = torch.empty(q.shape, dtype=q.dtype)
         num_tokens, num_heads, head_dim = q.shape
         num_kv_heads, width = k.shape[1], q.element_size()
-        step = self._cut(meta, num_heads // num_kv_heads)
+        step = self._cut(meta, num_heads, num_kv_heads)
         scratch, scratch_bytes = self._get_scratch(num_heads // num_kv_heads)
+        is_small = step.cost * num_heads * head_dim < _GRAIN
+        size = 1 if is_small else self._team.size
+        self._counters.fill(0)
         # In the order of kernel.FRAME.
         _FRAME.pack_into(
             self._frame, 0,
-            0, 0, 0, 0,
             q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), kv_layer.data_ptr(),
-            step.slots.data_ptr(), step.table.data_ptr(), step.pieces.ctypes.data, scratch,
+            step.slots.data_ptr(), step.table.data_ptr(), scratch,
+            step.units.ctypes.data, step.shares.ctypes.data, self._counters.ctypes.data,
+            self._team.barrier, self._team.thread_number,
             *(stride * width for tensor in (q, k, v) for stride in tensor.stride()[:2]),
-            num_tokens, *step.table.shape, len(step.pieces), num_heads, num_kv_heads, head_dim,
-            kv_layer.shape[3], meta.max_k if window is None else window, scratch_bytes, width,
-            scale, 0.0 if softcap is None else softcap,
+            size, num_tokens, *step.table.shape, len(step.units), num_heads,
+            num_kv_heads, head_dim, kv_layer.shape[3], meta.max_k if window is None else window,
+            scratch_bytes, width, scale, 0.0 if softcap is None else softcap,
         )  # fmt: skip
-        is_small = step.cost * num_heads * head_dim < _GRAIN
-        task, size = self._tasks[kv_layer.dtype], 1 if is_small else self._team.size
-        self._team.run(task, self._frame_address, size)
+        self._team.run(self._tasks[kv_layer.dtype], self._frame_address, size)
         return out if out.dtype == dtype else out.to(dtype)
 
-    def _cut(self, meta: AttentionMetadata, group: int) -> _Step:
+    def _cut(self, meta: AttentionMetadata, num_heads: int, num_kv_heads: int) -> _Step:
         """Return the work of a step; the same object for each layer of one forward."""
-        step = self._step
-        if step is None or step.meta is not meta or step.group != group:
-            pieces, cost = _cut(meta, max(1, kernel.ROW_TILE // group))
+        step, heads = self._step, (num_heads, num_kv_heads)
+        if step is None or step.meta is not meta or step.heads != heads:
+            most = max(1, kernel.ROW_TILE // (num_heads // num_kv_heads))
+            units, costs = _cut(meta, most, num_kv_heads)
+            units, shares = _share(units, costs, self._team.size)
             slots, table = meta.slot_mapping.contiguous(), meta.block_table.contiguous()
-            step = self._step = _Step(meta, group, pieces, cost, slots, table)
+            cost = int(costs.sum()) // num_kv_heads
+            step = self._step = _Step(meta, heads, units, shares, cost, slots, table)
         return step
 
     def _get_scratch(self, group: int) -> tuple[int, int]:
@@ -151,11 +160,12 @@ def _whole_rows(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.stride(2) == 1 else tensor.contiguous()
 
 
-def _cut(meta: AttentionMetadata, most: int) -> tuple[npt.NDArray[np.int64], int]:
-    """Cut each sequence's new tokens into pieces of at most `most`; the costly ones first.
+def _cut(
+    meta: AttentionMetadata, most: int, num_kv_heads: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Cut each sequence's new tokens into runs of at most `most`, and these into units, by KV head.
 
-    Returns [num_pieces, 4]: sequence, first token, number of tokens, position of the first; and
-    the cost of all.
+    Returns [num_units, 5], see kernel.FRAME, and the cost of each.
     """
     starts = meta.cu_seqlens_q.numpy().astype(np.int64)
     lengths = np.diff(starts)
@@ -166,6 +176,21 @@ def _cut(meta: AttentionMetadata, most: int) -> tuple[npt.NDArray[np.int64], int
     ends = starts[sequence + 1]
     count = np.minimum(most, ends - first)
     position = meta.seq_lens.numpy()[sequence] - (ends - first)
-    costs = count * (position + count)
-    order = np.argsort(-costs, kind="stable")
-    return np.stack([sequence, first, count, position], axis=1)[order], int(costs.sum())
+    runs = np.stack([sequence, first, count, position], axis=1)
+    heads = np.tile(np.arange(num_kv_heads), len(runs))
+    units = np.column_stack([np.repeat(runs, num_kv_heads, axis=0), heads])
+    return units, np.repeat(count * (position + count), num_kv_heads)
+
+
+def _share(
+    units: npt.NDArray[np.int64], costs: npt.NDArray[np.int64], num_shares: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Share units out, side by side and of like cost, and put the costly ones of a share first.
+
+    Returns the units in that order, and int64 [num_shares + 1], where each share begins.
+    """
+    ends = costs.cumsum()
+    owners = (ends - (costs + 1) // 2) * num_shares // ends[-1]
+    order = np.lexsort((-costs, owners))
+    shares = np.searchsorted(owners, np.arange(num_shares + 1))
+    return np.ascontiguousarray(units[order]), shares.astype(np.int64)

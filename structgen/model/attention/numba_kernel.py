@@ -45,7 +45,8 @@ from structgen.model.attention.numba_vectors import (
     LOWEST,
     Kind,
     add,
-    address_of,
+    call,
+    call_for_number,
     capped,
     copy_short,
     copy_word,
@@ -53,7 +54,6 @@ from structgen.model.attention.numba_vectors import (
     larger,
     largest,
     load,
-    look,
     pack,
     pointer_to,
     power_of_two,
@@ -74,22 +74,30 @@ from structgen.model.attention.numba_vectors import (
 
 log = logs.get(__name__)
 
-ROW_TILE = 48  # query rows (new tokens times heads of a group) of one piece of work
+ROW_TILE = 48  # query rows (new tokens times heads of a group) of one unit of work
 STORE_TILE = 16  # new tokens that are stored as one unit of work
+COUNTER = 8  # numbers from one thread's counter to the next: a cache line for each
+_COUNTER_BYTES = 8 * COUNTER
 
 _LOG2_E = np.float32(1.4426950408889634)
 
 # What the threads of one call share, and are given the address of.  All of 8 bytes.
-COUNTERS = ("next_thread", "next_store", "stored", "next")
-ADDRESSES = ("q", "k", "v", "out", "cache", "slots", "table", "pieces", "scratch")
+# units: int64 [num_units, 5], sequence, first new token, number of them, position of the first, KV
+# head.  shares: int64 [num_threads + 1], where the units of each thread begin.  counters: zeros,
+# int64 [2, num_threads, COUNTER], of what is stored and of the units.  barrier, thread_number: C
+# functions.
+ADDRESSES = (
+    *("q", "k", "v", "out", "cache", "slots", "table", "scratch"),
+    *("units", "shares", "counters", "barrier", "thread_number"),
+)
 STRIDES = ("q_token", "q_head", "k_token", "k_head", "v_token", "v_head")  # in bytes
 COUNTS = (
-    *("num_tokens", "num_sequences", "table_width", "num_pieces", "num_heads", "num_kv_heads"),
-    *("head_dim", "block_size", "window", "scratch_bytes", "input_bytes"),
+    *("num_threads", "num_tokens", "num_sequences", "table_width", "num_units", "num_heads"),
+    *("num_kv_heads", "head_dim", "block_size", "window", "scratch_bytes", "input_bytes"),
 )
 FRAME = np.dtype(
     [
-        *((name, np.int64) for name in (*COUNTERS, *ADDRESSES, *STRIDES, *COUNTS)),
+        *((name, np.int64) for name in (*ADDRESSES, *STRIDES, *COUNTS)),
         *((name, np.float64) for name in ("scale", "softcap")),
     ]
 )
@@ -99,7 +107,7 @@ _inline = functools.partial(_jit, forceinline=True)
 
 
 def scratch_bytes(num_rows: int) -> int:
-    """Return the bytes of scratch that a thread needs for pieces of at most so many rows."""
+    """Return the bytes of scratch that a thread needs for units of at most so many rows."""
     needed = num_rows * (SCORE_STEP + 2 * DIM_STEP + 8) + KEY_TILE * 4 * 8
     return (needed + 4095) // 4096 * 4096  # threads write to pages of their own
 
@@ -170,19 +178,21 @@ def _store(kind, frame, token, slot, row):
 
 
 @_jit()
-def _store_all(kind, frame, base, row):
-    """Take part in storing, and wait until all is stored."""
-    num_units = (frame.num_tokens + STORE_TILE - 1) // STORE_TILE
+def _store_all(kind, frame, me, row):
+    """Store a thread's share of the new tokens, and of what others are late with; wait for them."""
+    count = frame.num_threads
     slots = numba.carray(pointer_to(frame.slots), frame.num_tokens, np.int64)
-    while True:
-        unit = take(base + 8)
-        if unit >= num_units:
-            break
-        for token in range(unit * STORE_TILE, min((unit + 1) * STORE_TILE, frame.num_tokens)):
-            _store(kind, frame, token, slots[token], row)
-        take(base + 16)
-    while look(base + 16) < num_units:
-        pass
+    for owner in range(me, me + count):
+        owner %= count
+        counter = frame.counters + owner * _COUNTER_BYTES
+        first, stop = frame.num_tokens * owner // count, frame.num_tokens * (owner + 1) // count
+        token = first + STORE_TILE * take(counter)
+        while token < stop:
+            for each in range(token, min(token + STORE_TILE, stop)):
+                _store(kind, frame, each, slots[each], row)
+            token = first + STORE_TILE * take(counter)
+    if count > 1:
+        call(frame.barrier)
 
 
 # --- the two products ---
@@ -312,7 +322,7 @@ def _soften(kind, frame, row, start, stop, width, state, sums, dim):
     state[1] += total(all_weights)
 
 
-# --- one piece of work ---
+# --- one unit of work: a run of new tokens of one sequence times a KV head ---
 
 
 @_inline()
@@ -329,11 +339,11 @@ def _copy_query(kind, frame, source, target):
 
 
 @_jit()
-def _begin(kind, frame, piece, head, queries, sums, state):
-    """Lay out the queries of a piece, and clear what is summed up."""
+def _begin(kind, frame, unit, queries, sums, state):
+    """Lay out the queries of a unit, and clear what is summed up."""
     group, dim = frame.num_heads // frame.num_kv_heads, _round_up(frame.head_dim, lanes(kind))
-    row = 0
-    for token in range(piece[1], piece[1] + piece[2]):
+    row, head = 0, unit[4]
+    for token in range(unit[1], unit[1] + unit[2]):
         for query_head in range(head * group, (head + 1) * group):
             source = frame.q + token * frame.q_token + query_head * frame.q_head
             _copy_query(kind, frame, source, queries + row * DIM_STEP)
@@ -344,12 +354,12 @@ def _begin(kind, frame, piece, head, queries, sums, state):
 
 
 @_jit()
-def _finish(kind, frame, piece, head, sums, state):
-    """Write the results of a piece."""
+def _finish(kind, frame, unit, sums, state):
+    """Write the results of a unit."""
     group, is_float32 = frame.num_heads // frame.num_kv_heads, frame.input_bytes == 4
     whole = frame.head_dim // lanes(kind) * lanes(kind)
-    row = 0
-    for token in range(piece[1], piece[1] + piece[2]):
+    row, head = 0, unit[4]
+    for token in range(unit[1], unit[1] + unit[2]):
         for query_head in range(head * group, (head + 1) * group):
             index = (token * frame.num_heads + query_head) * frame.head_dim
             out, source = frame.out + index * frame.input_bytes, sums + row * DIM_STEP
@@ -387,18 +397,17 @@ def _list_ahead(kind, frame, head, table, first, stop, ahead):
 
 
 @_inline()
-def _first(frame, piece):
-    """Return where the first tile of a piece begins, and where its tokens end."""
+def _first(frame, unit):
+    """Return where the first tile of a unit begins, and where its tokens end."""
     tile = KEY_TILE // frame.block_size * frame.block_size
-    return max(piece[3] - frame.window + 1, 0) // tile * tile, piece[3] + piece[2]
+    return max(unit[3] - frame.window + 1, 0) // tile * tile, unit[3] + unit[2]
 
 
 @_jit()
-def _attend(kind, tall, frame, piece, head, next_piece, next_head, table, scratch, num_rows):
-    """Attend with one run of a sequence's new tokens over one KV head.
+def _attend(kind, tall, frame, unit, next_unit, table, scratch, num_rows):
+    """Do one unit.  next_unit: whose keys are to be read ahead.
 
-    piece: sequence, first token, number of tokens, position of the first.  scratch: for num_rows
-    rows, of the thread.
+    scratch: for num_rows rows, of the thread.
     """
     scores, queries = scratch, scratch + num_rows * SCORE_STEP
     sums = queries + num_rows * DIM_STEP
@@ -408,24 +417,25 @@ def _attend(kind, tall, frame, piece, head, next_piece, next_head, table, scratc
     lists = numba.carray(pointer_to(lists_at), (4, KEY_TILE), np.int64)
     blocks_at, ahead_at = lists_at + 2 * KEY_TILE * 8, lists_at + 3 * KEY_TILE * 8
     columns, tokens, blocks, ahead = lists[0], lists[1], lists[2], lists[3]
-    _begin(kind, frame, piece, head, queries, sums, state)
+    _begin(kind, frame, unit, queries, sums, state)
 
-    count, position, size = piece[2], piece[3], frame.block_size
+    count, position, head, size = unit[2], unit[3], unit[4], frame.block_size
     group, dim = frame.num_heads // frame.num_kv_heads, _round_up(frame.head_dim, lanes(kind))
     tile = KEY_TILE // size * size
-    first, stop = _first(frame, piece)
+    first, stop = _first(frame, unit)
     for begin in range(first, stop, tile):
         length = min(tile, stop - begin)
         width = _round_up(length, lanes(kind))
-        own = table[piece[0]]
+        own = table[unit[0]]
         num_columns = _list(
             kind, frame, head, own[begin // size :], length, columns, tokens, blocks
         )
         if begin + tile < stop:
             _list_ahead(kind, frame, head, own, begin + tile, stop, ahead)
         else:
-            next_first, next_stop = _first(frame, next_piece)
-            _list_ahead(kind, frame, next_head, table[next_piece[0]], next_first, next_stop, ahead)
+            next_first, next_stop = _first(frame, next_unit)
+            other = table[next_unit[0]]
+            _list_ahead(kind, frame, next_unit[4], other, next_first, next_stop, ahead)
         _score(kind, tall, count * group, frame, queries, lists_at, tokens[:num_columns], scores)
         row = 0
         for last in range(position - begin, position + count - begin):
@@ -435,30 +445,30 @@ def _attend(kind, tall, frame, piece, head, next_piece, next_head, table, scratc
                 _soften(kind, frame, at, seen, end, width, state[row], target, dim)
                 row += 1
         _gather(kind, tall, count * group, frame, scores, blocks_at, ahead_at, length, sums)
-    _finish(kind, frame, piece, head, sums, state)
+    _finish(kind, frame, unit, sums, state)
 
 
 @_jit()
-def _work(kind, tall, frame, base):
-    """Store, then take units of work, a piece times a KV head, until there are none."""
-    num_rows = max(ROW_TILE, frame.num_heads // frame.num_kv_heads)
-    scratch = frame.scratch + take(base) * frame.scratch_bytes
-    _store_all(kind, frame, base, scratch)
+def _work(kind, tall, frame, me):
+    """Store, then do a thread's share of the units, and what others are late with."""
+    num_rows, count = max(ROW_TILE, frame.num_heads // frame.num_kv_heads), frame.num_threads
+    scratch = frame.scratch + me * frame.scratch_bytes
+    _store_all(kind, frame, me, scratch)
     table = numba.carray(
         pointer_to(frame.table), (frame.num_sequences, frame.table_width), np.int32
     )
-    pieces = numba.carray(pointer_to(frame.pieces), (frame.num_pieces, 4), np.int64)
-    num_heads = frame.num_kv_heads
-    num_units = frame.num_pieces * num_heads
-    unit = take(base + 24)
-    while unit < num_units:
-        later = take(base + 24)
-        ahead = min(later, num_units - 1)
-        _attend(
-            kind, tall, frame, pieces[unit // num_heads], unit % num_heads,
-            pieces[ahead // num_heads], ahead % num_heads, table, scratch, num_rows,
-        )  # fmt: skip
-        unit = later
+    units = numba.carray(pointer_to(frame.units), (frame.num_units, 5), np.int64)
+    shares = numba.carray(pointer_to(frame.shares), count + 1, np.int64)
+    for owner in range(me, me + count):
+        owner %= count
+        counter = frame.counters + (count + owner) * _COUNTER_BYTES
+        first, stop = (shares[owner], shares[owner + 1]) if count > 1 else (0, frame.num_units)
+        index = first + take(counter)
+        while index < stop:
+            later = first + take(counter)
+            ahead = units[min(later, stop - 1)]
+            _attend(kind, tall, frame, units[index], ahead, table, scratch, num_rows)
+            index = later
 
 
 # --- what the backend calls ---
@@ -494,7 +504,9 @@ def compile_task(kind: Kind) -> int:
     def task(address):
         digest  # noqa: B018  (what a function refers to is part of its key in the cache)
         frame = numba.carray(address, 1, FRAME)[0]
-        _work(kind, tall, frame, address_of(address))
+        _work(
+            kind, tall, frame, call_for_number(frame.thread_number) if frame.num_threads > 1 else 0
+        )
 
     address: int = task.address
     _tasks.append(task)

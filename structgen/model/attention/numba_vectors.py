@@ -453,12 +453,25 @@ def take(typing: Any, counter: Any) -> Any:
 
 
 @intrinsic
-def look(typing: Any, counter: Any) -> Any:
-    """Return the int64 at the address `counter`; what was written before it is seen after."""
+def call(typing: Any, function: Any) -> Any:
+    """Call the C function at an address, which takes nothing and returns nothing."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
-        return builder.load_atomic(pointer, "acquire", 8)
+        kind = ir.FunctionType(ir.VoidType(), [])
+        builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), [])
+        return context.get_dummy_value()
+
+    return types.void(types.intp), build
+
+
+@intrinsic
+def call_for_number(typing: Any, function: Any) -> Any:
+    """Call the C function at an address, which takes nothing and returns an int."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(_WORD, [])
+        number = builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), [])
+        return builder.sext(number, ir.IntType(64))
 
     return types.int64(types.intp), build
 
@@ -469,14 +482,6 @@ def pointer_to(typing: Any, address: Any) -> Any:
         return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
 
     return types.voidptr(types.intp), build
-
-
-@intrinsic
-def address_of(typing: Any, pointer: Any) -> Any:
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.ptrtoint(arguments[0], ir.IntType(64))
-
-    return types.intp(types.voidptr), build
 
 
 # --- parts of the above ---

@@ -1,8 +1,11 @@
 """The arithmetic between two attentions, as a program: a list of passes over the rows of a step.
 
-A pass is done by all threads at once, who take its units of work until there are none, and then
-wait for each other.  What a row becomes depends on that row alone, in every bit: its sums are added
-up in one order, whichever rows are computed along with it.
+Few rows are computed together: a pass is done by all threads at once, who take its units of work
+until there are none, and then wait for each other, so that each weight is read by one of them.
+Many rows are computed apart: a thread takes a block of rows through the whole program, so that they
+stay in its cache and nobody waits before the end; each thread reads every weight.  What a row
+becomes depends on that row alone, in every bit: its sums are added up in one order, whichever rows
+are computed along with it.
 
     NORMALISE   x * weight / root mean square of x     -> activations
     QUANTISE    x                                      -> activations
@@ -50,10 +53,10 @@ GROUP = 32
 _LINE = 4 * LANES  # bytes of a vector
 _PANEL_LINE = 4 * PANEL
 _UNIT_ROWS = 240  # their activations stay in the second level cache; whole tiles
+_AHEAD = 18 * 1024  # bytes of weights between what is read and what is asked for
 
 PASS = np.dtype(
     [
-        ("next", np.int64),  # the first unit of work nobody has taken
         ("kind", np.int64),
         # Addresses: rows to read, and to write; scales and starts of those that are activations.
         *((name, np.intp) for name in ("x", "made", "out", "row_scales", "row_starts")),
@@ -61,7 +64,9 @@ PASS = np.dtype(
         *((name, np.intp) for name in ("weights", "scales", "biases")),
         # Addresses, of ROTATE: keys and values to write, and norms of their heads, or 0.
         *((name, np.intp) for name in ("keys", "values", "query_norm", "key_norm")),
-        *((name, np.int64) for name in ("width", "num_columns", "adds")),
+        # Elements of a row that are computed with, and from one row of activations to the next.
+        *((name, np.int64) for name in ("width", "row_width")),
+        *((name, np.int64) for name in ("num_columns", "adds")),
         *((name, np.int64) for name in ("num_heads", "num_kv_heads", "head_dim")),
         ("epsilon", np.float32),
     ],
@@ -71,12 +76,17 @@ PASS = np.dtype(
 # What the threads of one call are given the address of.
 PROGRAM = np.dtype(
     [
-        *((name, np.int64) for name in ("num_passes", "num_rows", "num_threads")),
-        # Addresses.  cosines, sines: float32 [num_rows, head_dim / 2].  barrier: a C function.
-        *((name, np.intp) for name in ("passes", "cosines", "sines", "barrier")),
+        # block_rows: rows of a block if they are computed apart, else 0.
+        *((name, np.int64) for name in ("num_passes", "num_rows", "num_threads", "block_rows")),
+        # Addresses.  cosines, sines: float32 [num_rows, head_dim / 2].  counters: zeros, int64
+        # [num_passes, num_threads, COUNTER].  barrier, thread_number: C functions.
+        *((name, np.intp) for name in ("passes", "cosines", "sines")),
+        *((name, np.intp) for name in ("counters", "barrier", "thread_number")),
     ],
     align=True,
 )
+
+COUNTER = 8  # a cache line for each
 
 
 def _jit(**options):
@@ -149,13 +159,10 @@ def _normalise(source, weights, width, epsilon, out):
 
 
 @_jit()
-def _make_activations(bits, step, num_rows, counter):
-    """Do a pass whose result is activations; a unit is a row."""
-    width, groups = step.width, 4 * (step.width // GROUP)
-    while True:
-        row = vectors.take(counter)
-        if row >= num_rows:
-            return
+def _make_activations(bits, step, first, stop):
+    """Make the activations of rows [first, stop)."""
+    width, groups = step.width, 4 * (step.row_width // GROUP)
+    for row in range(first, stop):
         source = step.x + 4 * width * row
         if step.kind == NORMALISE:
             made = step.made + 4 * width * row
@@ -164,7 +171,7 @@ def _make_activations(bits, step, num_rows, counter):
         elif step.kind == ACTIVATE:
             source += 4 * width * row
             _activate(source, width)
-        out = step.out + width * vectors.element_size(bits) * row
+        out = step.out + step.row_width * vectors.element_size(bits) * row
         scales, starts = step.row_scales + groups * row, step.row_starts + groups * row
         _pack(bits, source, width, out, scales, starts)
 
@@ -199,13 +206,9 @@ def _rotate_row(step, row, cosines, sines):
 
 
 @_jit()
-def _rotate(step, program, counter):
-    """Do a ROTATE; a unit is a row."""
+def _rotate(step, program, first, stop):
     size = 2 * step.head_dim  # of half a head
-    while True:
-        row = vectors.take(counter)
-        if row >= program.num_rows:
-            return
+    for row in range(first, stop):
         _rotate_row(step, row, program.cosines + size * row, program.sines + size * row)
 
 
@@ -222,21 +225,24 @@ def _choose_sum_products(bits, rows, step, x, row, weights):
 
 
 def _sum_plain(bits, rows, step, x, row, weights):
-    x_step = step.width * vectors.element_size(bits)
+    x_step = step.row_width * vectors.element_size(bits)
     tile = vectors.zeros(rows)
-    for word in range(x_step // 4):
-        tile = vectors.add_products(bits, tile, x + 4 * word, x_step, weights + _PANEL_LINE * word)
+    for word in range(step.width * vectors.element_size(bits) // 4):
+        words = weights + _PANEL_LINE * word
+        tile = vectors.add_products(bits, tile, x + 4 * word, x_step, words)
+        vectors.prefetch(words + _AHEAD)
     return tile
 
 
 def _sum_groups(bits, rows, step, x, row, weights):
-    groups = 4 * (step.width // GROUP)
+    groups = 4 * (step.row_width // GROUP)
     scales, starts = step.row_scales + groups * row, step.row_starts + groups * row
     tile = vectors.zeros(rows)
-    for group in range(0, groups, 4):
+    for group in range(0, 4 * (step.width // GROUP), 4):
         whole = vectors.starts(rows, starts + group, groups)
         for _ in range(GROUP // 4):
-            whole = vectors.add_products(bits, whole, x, step.width, weights)
+            whole = vectors.add_products(bits, whole, x, step.row_width, weights)
+            vectors.prefetch(weights + _AHEAD)
             x += 4
             weights += _PANEL_LINE
         tile = vectors.add_scaled(tile, whole, scales + group, groups)
@@ -246,7 +252,7 @@ def _sum_groups(bits, rows, step, x, row, weights):
 @_jit(forceinline=True)
 def _tile(bits, rows, step, row, column, weights):
     """Multiply the rows of one tile, an element of the tuple `rows` each, by one panel."""
-    x = step.x + step.width * vectors.element_size(bits) * row
+    x = step.x + step.row_width * vectors.element_size(bits) * row
     tile = _sum_products(bits, rows, step, x, row, weights)
     tile = vectors.scale_columns(tile, step.scales + 4 * column, step.biases + 4 * column)
     out_step = 4 * step.num_columns
@@ -260,8 +266,10 @@ _SIX, _FOUR, _TWO, _ONE = ((0,) * count for count in (6, 4, 2, 1))
 
 
 @_jit()
-def _multiply_panel(bits, step, row, stop, column, weights):
+def _multiply_panel(bits, step, row, stop, panel):
     """Multiply rows [row, stop) by one panel, in tiles of as many rows as registers can hold."""
+    column = panel * PANEL
+    weights = step.weights + step.width * vectors.element_size(bits) * column
     while row < stop:
         left = stop - row
         if vectors.HAS_32_REGISTERS and left >= 6:
@@ -278,43 +286,71 @@ def _multiply_panel(bits, step, row, stop, column, weights):
             row += 1
 
 
-@_jit()
-def _multiply(bits, step, num_rows, counter):
-    """Do a MULTIPLY; a unit is a panel times some rows."""
-    num_panels = step.num_columns // PANEL
-    panel_size = step.width * vectors.element_size(bits) * PANEL
-    num_units = num_panels * ((num_rows + _UNIT_ROWS - 1) // _UNIT_ROWS)
-    while True:
-        unit = vectors.take(counter)
-        if unit >= num_units:
-            return
-        panel, row = unit % num_panels, unit // num_panels * _UNIT_ROWS
-        stop = min(row + _UNIT_ROWS, num_rows)
-        weights = step.weights + panel_size * panel
-        _multiply_panel(bits, step, row, stop, panel * PANEL, weights)
-
-
 # --- programs ---
 
 
 @_jit()
-def _run(bits, program, steps):
-    """Do what falls to one thread, in every pass."""
+def _do(bits, program, step, row, stop, panel, num_panels):
+    """Do a pass, of rows [row, stop) and, if it is a product, of some panels."""
+    if step.kind == MULTIPLY:
+        for index in range(panel, panel + num_panels):
+            _multiply_panel(bits, step, row, stop, index)
+    elif step.kind == ROTATE:
+        _rotate(step, program, row, stop)
+    else:
+        _make_activations(bits, step, row, stop)
+
+
+@_jit()
+def _divide(step):
+    """Return the panels of a pass, and the rows of a unit of work: of one panel, if there are any.
+
+    What is no product counts as one panel.
+    """
+    is_product = step.kind == MULTIPLY
+    return (step.num_columns // PANEL, _UNIT_ROWS) if is_product else (1, 1)
+
+
+@_jit()
+def _run_together(bits, program, steps, me):
+    """Do a thread's share of every pass, and what others are late with."""
+    count = program.num_threads
     for index in range(program.num_passes):
-        # Nobody is in the pass before any more: that of the last call, if this is the first.
-        steps[index - 1].next = 0
-        step, counter = steps[index], program.passes + index * _PASS_SIZE
-        if step.kind == MULTIPLY:
-            _multiply(bits, step, program.num_rows, counter)
-        elif step.kind == ROTATE:
-            _rotate(step, program, counter)
-        else:
-            _make_activations(bits, step, program.num_rows, counter)
-        if program.num_threads > 1:
+        step = steps[index]
+        num_panels, size = _divide(step)
+        num_units = num_panels * ((program.num_rows + size - 1) // size)
+        for owner in range(me, me + count):
+            owner %= count
+            counter = program.counters + _COUNTER_SIZE * (index * count + owner)
+            first, stop = num_units * owner // count, num_units * (owner + 1) // count
+            unit = first + vectors.take(counter)
+            while unit < stop:
+                row = unit // num_panels * size
+                end = min(row + size, program.num_rows)
+                _do(bits, program, step, row, end, unit % num_panels, 1)
+                unit = first + vectors.take(counter)
+        if count > 1:
             vectors.call(program.barrier)
 
 
-_PASS_SIZE = PASS.itemsize
+@_jit()
+def _run_apart(bits, program, steps, me):
+    """Do every pass of a thread's share of the rows, and of what others are late with."""
+    count, size = program.num_threads, program.block_rows
+    for owner in range(me, me + count):
+        owner %= count
+        counter = program.counters + _COUNTER_SIZE * owner
+        first = program.num_rows * owner // count
+        end = program.num_rows * (owner + 1) // count
+        row = first + size * vectors.take(counter)
+        while row < end:
+            for index in range(program.num_passes):
+                num_panels, _ = _divide(steps[index])
+                _do(bits, program, steps[index], row, min(row + size, end), 0, num_panels)
+            row = first + size * vectors.take(counter)
+
+
+_COUNTER_SIZE = 8 * COUNTER
 _tasks: list[object] = []  # the owners of the compiled code, for the process's life
 
 
@@ -329,7 +365,11 @@ def compile_task(bits: type[np.generic]) -> int:
         _ = imported
         program = numba.carray(address, 1, PROGRAM)[0]
         steps = numba.carray(vectors.pointer(program.passes), program.num_passes, PASS)
-        _run(bits, program, steps)
+        me = vectors.call_for_number(program.thread_number) if program.num_threads > 1 else 0
+        if program.block_rows:
+            _run_apart(bits, program, steps, me)
+        else:
+            _run_together(bits, program, steps, me)
 
     compiled = numba.cfunc(types.void(types.voidptr), cache=can_cache())(task)
     _tasks.append(compiled)

@@ -10,6 +10,7 @@ from structgen.model.fused import passes
 from structgen.model.fused.decoder import Decoder, Layer, Norm
 from structgen.model.fused.scratch import Scratch
 from structgen.model.fused.weights import PackedLinear
+from structgen.model.team import Team
 
 Pass = dict[str, int | float]
 
@@ -22,7 +23,7 @@ class Programs:
     addresses: of the programs.  costs: multiply-adds of each, for one row.
     """
 
-    def __init__(self, decoder: Decoder, scratch: Scratch, barrier: int) -> None:
+    def __init__(self, decoder: Decoder, scratch: Scratch, team: Team) -> None:
         programs = [*_between_attentions(decoder, scratch), _head(decoder, scratch)]
         counts = np.array([len(program) for program in programs])
         self._firsts = np.cumsum(counts) - counts
@@ -31,17 +32,27 @@ class Programs:
         self._programs["num_passes"] = counts
         places = self._passes.ctypes.data + self._firsts * passes.PASS.itemsize
         self._programs["passes"] = places
-        self._programs["barrier"] = barrier
+        self._counters = np.zeros((counts.max(), team.size, passes.COUNTER), np.int64)
+        self._programs["counters"] = self._counters.ctypes.data
+        self._programs["barrier"] = team.barrier
+        self._programs["thread_number"] = team.thread_number
         start = self._programs.ctypes.data
         self.addresses = [start + i * passes.PROGRAM.itemsize for i in range(len(programs))]
         self.costs = [sum(_cost(one) for one in program) for program in programs]
 
-    def set_step(self, cosines: torch.Tensor, sines: torch.Tensor) -> None:
-        """Say where the rotary embeddings of a step are, float32 [num_rows, head_dim / 2]."""
+    def set_step(self, cosines: torch.Tensor, sines: torch.Tensor, block_rows: int) -> None:
+        """Say where the rotary embeddings of a step are, float32 [num_rows, head_dim / 2].
+
+        block_rows: rows of a block, 0 to compute all together, as the head always does: it has few
+        rows and many weights.
+        """
         self._programs["num_rows"] = len(cosines)
+        self._programs["block_rows"][:-1] = block_rows
         self._programs["cosines"], self._programs["sines"] = cosines.data_ptr(), sines.data_ptr()
 
-    def set_threads(self, index: int, num_threads: int) -> None:
+    def begin(self, index: int, num_threads: int) -> None:
+        """Make ready for a call of program `index` by so many threads."""
+        self._counters.fill(0)
         self._programs["num_threads"][index] = num_threads
 
     def set_input(self, index: int, x: torch.Tensor) -> None:
@@ -113,11 +124,11 @@ def _normalise(norm: Norm, scratch: Scratch) -> Pass:
 
 
 def _activations(kind: int, width: int, scratch: Scratch) -> Pass:
-    return {"kind": kind, "width": width, "out": scratch.activations.data_ptr()} | _groups(scratch)
+    return {"kind": kind, "width": width, "out": scratch.activations.data_ptr()} | _rows(scratch)
 
 
 def _multiply(linear: PackedLinear, out: torch.Tensor, scratch: Scratch) -> Pass:
-    return _groups(scratch) | {
+    return _rows(scratch) | {
         "kind": passes.MULTIPLY,
         "x": scratch.activations.data_ptr(),
         "out": out.data_ptr(),
@@ -129,8 +140,12 @@ def _multiply(linear: PackedLinear, out: torch.Tensor, scratch: Scratch) -> Pass
     }
 
 
-def _groups(scratch: Scratch) -> Pass:
-    return {"row_scales": scratch.scales.data_ptr(), "row_starts": scratch.starts.data_ptr()}
+def _rows(scratch: Scratch) -> Pass:
+    return {
+        "row_width": scratch.row_width,
+        "row_scales": scratch.scales.data_ptr(),
+        "row_starts": scratch.starts.data_ptr(),
+    }
 
 
 def _cost(one: Pass) -> int:

@@ -13,14 +13,14 @@ class Scratch:
 
     residual, normalised: float32 [rows, hidden].  qkv: float32 [rows, columns of queries, keys and
     values].  queries, keys, values: float32 [rows, heads, head_dim].  gate_up: float32 [rows, twice
-    the width of the mlp].  activations: bytes of [rows, width] elements, whatever the width; scales
-    and starts: of their groups.
+    the width of the mlp].  activations: bytes of [rows, row_width] elements, the width of the
+    widest; scales and starts: of their groups.
     """
 
     def __init__(self, decoder: Decoder, element_size: int, num_rows: int) -> None:
         layer = decoder.layers[0]
         hidden = layer.qkv.width
-        widest = max(hidden, layer.output.width, layer.down.width)
+        self.row_width = max(hidden, layer.output.width, layer.down.width)
         kv_shape = (num_rows, decoder.num_kv_heads, decoder.head_dim)
         self.num_rows = num_rows
         self.residual = torch.empty(num_rows, hidden)
@@ -29,6 +29,6 @@ class Scratch:
         self.queries = torch.empty(num_rows, decoder.num_heads, decoder.head_dim)
         self.keys, self.values = torch.empty(kv_shape), torch.empty(kv_shape)
         self.gate_up = torch.empty(num_rows, layer.gate_up.num_columns)
-        self.activations = torch.empty(num_rows * widest * element_size, dtype=torch.uint8)
-        groups = num_rows * (widest // passes.GROUP)
+        self.activations = torch.empty(num_rows * self.row_width * element_size, dtype=torch.uint8)
+        groups = num_rows * (self.row_width // passes.GROUP)
         self.scales, self.starts = torch.empty(groups), torch.empty(groups, dtype=torch.int32)

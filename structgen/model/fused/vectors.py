@@ -354,6 +354,25 @@ def _bfloat16(builder: Any, lanes: Any) -> Any:
 
 
 @intrinsic
+def prefetch(typing: Any, address: Any) -> Any:
+    """Ask for the words of a panel at an address, which need not be valid.
+
+    Into the second level cache: those in use have the first one to themselves.
+    """
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _WORD, _WORD, _WORD])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        options = [_WORD(number) for number in (0, 2, 1)]  # to read, the second level, data
+        for index in range(PANEL_VECTORS):
+            where = _at(builder, arguments[0], index * _FLOATS_SIZE, _BYTE)
+            builder.call(function, [where, *options])
+        return context.get_dummy_value()
+
+    return types.void(types.intp), build
+
+
+@intrinsic
 def element_size(typing: Any, bits: Any) -> Any:
     """Return the bytes of one element."""
 
@@ -551,3 +570,15 @@ def call(typing: Any, function: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.intp), build
+
+
+@intrinsic
+def call_for_number(typing: Any, function: Any) -> Any:
+    """Call the C function at an address, which takes nothing and returns an int."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(_WORD, [])
+        number = builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), [])
+        return builder.sext(number, ir.IntType(64))
+
+    return types.int64(types.intp), build

@@ -117,6 +117,16 @@ def test_a_row_is_the_same_in_every_bit_whatever_is_computed_along_with_it(
         assert torch.equal(alone, together[index]), f"prompt {index}"
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_threads_do_not_write_to_each_others_rows(dtype: torch.dtype) -> None:
+    prompts = sequences(*[60] * 16)
+    expected = torch.cat(Batch(forward("llama", dtype, 1), prompts).logits(64))
+    for _ in range(10):
+        assert torch.equal(
+            torch.cat(Batch(forward("llama", dtype, 2), prompts).logits(64)), expected
+        )
+
+
 def test_what_is_not_finite_is_not_hidden() -> None:
     folder = resolve("random:llama")
     model, _ = load_model(folder, dtype=torch.float32, device=CPU)
