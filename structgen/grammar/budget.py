@@ -15,13 +15,14 @@ from collections.abc import Callable
 
 from structgen.grammar.base import GrammarError
 from structgen.grammar.closing import Closer
+from structgen.grammar.walk import MAX_SECONDS as MAX_LOOK_S
 from structgen.grammar.walk import Exit, Walk
 
 # What the way out may grow by from one look to the next: half of the tokens to spare are spent
 # before the next look, as long as there are twice as many.
 RESERVE = 48
 
-# Spent on masks for one request; who needs more is completed at once, or cut.
+# Spent on looks for one request; who needs more is completed at once, or cut.
 MAX_SECONDS = 0.5
 
 
@@ -31,7 +32,7 @@ class Budget:
     following: nothing but the way may be answered any more.
     """
 
-    __slots__ = ("_look_at", "_seconds", "exit", "following", "way")
+    __slots__ = ("_look_at", "_look_s", "_ran_out", "_seconds", "exit", "following", "way")
 
     def __init__(self, exit: Exit, limit: int) -> None:
         """limit: the most tokens that may be answered."""
@@ -40,6 +41,8 @@ class Budget:
         self.way = way if way is not None and len(way) <= limit else None
         self.following = False
         self._seconds = 0.0
+        self._look_s = MAX_LOOK_S  # what one look may take
+        self._ran_out = False  # the last one did: another from nearby would too
         self._look_at = limit if self.way is None else self._next_look(limit)
 
     def affords(self, token: int, left: int, closer: Closer, walk: Callable[[], Walk]) -> bool:
@@ -54,7 +57,7 @@ class Budget:
             self.way = None
             return True
         way = self._way_after(token, left, closer, walk)
-        if way is None and self.way is None:
+        if way is None and self.way is None and not self._ran_out:
             self.way = self._look(walk(), left + 1, closer)
         if way is None and self.way is not None and left < 2 * (len(self.way) + RESERVE):
             return False
@@ -84,9 +87,14 @@ class Budget:
 
     def _look(self, walk: Walk, left: int, closer: Closer) -> list[int] | None:
         if self._seconds >= MAX_SECONDS:
+            self._ran_out = True
             return None
+        walk.max_seconds = self._look_s
         way = closer.way_out(walk, left)
         self._seconds += walk.seconds
+        self._ran_out = way is None and walk.exhausted
+        if self._ran_out:  # the next will have to look only half as far
+            self._look_s /= 2
         return way
 
     def _next_look(self, left: int) -> int:

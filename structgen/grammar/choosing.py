@@ -53,6 +53,7 @@ DIALECTS = {
 }
 
 MAX_SHORTEST = 4096  # tokens that the shortest text of a constraint may have to be known
+MAX_EXPLORING_S = 0.1  # for each of two looks
 MAX_NAMED = 5  # keywords that a refusal lists
 
 
@@ -164,15 +165,17 @@ class Backends:
         """Return it with the shortest way through a text that is found (some milliseconds)."""
         if chosen.exit is None:
             return chosen
-        start = Walk(chosen.backend, chosen.grammar.new_matcher(), chosen.exit, self._full)
-        shortest = self.closer.way_out(start, MAX_SHORTEST)
-        start = Walk(chosen.backend, chosen.grammar.new_matcher(), chosen.exit, self._full)
-        at_least = self.closer.at_least(start)
+        shortest = self.closer.way_out(self._start(chosen, chosen.exit), MAX_SHORTEST)
+        at_least = self.closer.at_least(self._start(chosen, chosen.exit))
         return msgspec.structs.replace(
             chosen,
             recipe=msgspec.structs.replace(chosen.recipe, shortest=shortest, at_least=at_least),
             exit=msgspec.structs.replace(chosen.exit, shortest=shortest, at_least=at_least),
         )
+
+    def _start(self, chosen: Chosen, exit: Exit) -> Walk:
+        matcher = chosen.grammar.new_matcher()
+        return Walk(chosen.backend, matcher, exit, self._full, max_seconds=MAX_EXPLORING_S)
 
     def _require_pace(self, chosen: Chosen) -> None:
         constraint = chosen.recipe.constraint

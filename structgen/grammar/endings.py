@@ -7,7 +7,7 @@ the way.  The automata of the patterns do.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from structgen.constraints import Constraint, Ebnf, JsonSchema, Lark, Regex, StructuralTag
 from structgen.grammar.ebnf import Grammar
@@ -50,12 +50,19 @@ def patterns_of(constraint: Constraint, tag_outline: Grammar | None = None) -> P
     return list(found)
 
 
-def endings(patterns: Patterns, text: str) -> list[str]:
-    """Return the shortest endings, shortest first, with which patterns match a text."""
+def endings(
+    patterns: Patterns, text: str, is_over: Callable[[], bool] = lambda: False
+) -> list[str]:
+    """Return the shortest endings, shortest first, with which patterns match a text.
+
+    is_over: asked now and then; once it says so, no more are looked for.
+    """
     if len(text) > MAX_CHARACTERS:
         return []
     found: set[str] = set()
     for automaton in patterns:
+        if is_over():
+            break
         try:
             found |= set(_endings(automaton, text))
         except TooLarge:

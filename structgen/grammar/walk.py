@@ -14,9 +14,10 @@ from structgen.grammar.endings import Patterns
 
 Restrict = Callable[[bitmask.Words, Sequence[int]], None]
 
-# What one walk may look at.  Masks take some 50 us; a grammar may make them take a thousand times
-# as long, and automata of thousands of states take milliseconds; and the loop thread waits.  It is
-# the thread's own time, so that no text is closed early because the machine is busy.
+# What one walk may look at, and take for all that it does.  Masks take some 50 us; a grammar may
+# make them take a thousand times as long, and automata of thousands of states take milliseconds;
+# and the loop thread waits.  It is the thread's own time, so that no text is closed early because
+# the machine is busy.
 MAX_MASKS = 600
 MAX_SECONDS = 0.05
 
@@ -45,7 +46,7 @@ UNKNOWN = Exit([], is_json=False)
 
 
 class Walk:
-    """From where a matcher is, which stays there.
+    """From where a matcher is, which stays there.  Begins when it is made.
 
     full: the mask of the whole vocabulary.  tokens: of prompt and output so far, the first
     num_prompt of them the prompt's.  restrict: folds into a mask row what besides the grammar rules
@@ -61,9 +62,11 @@ class Walk:
         tokens: Sequence[int] = (),
         num_prompt: int = 0,
         restrict: Restrict | None = None,
+        max_seconds: float = MAX_SECONDS,
     ) -> None:
         self.exit = exit
-        self.seconds = 0.0
+        self.max_seconds = max_seconds
+        self._began = time.thread_time()
         self._num_masks = 0
         self._backend = backend
         self._matcher = matcher
@@ -95,7 +98,6 @@ class Walk:
 
         Raises GrammarError: the library failed.
         """
-        began = time.thread_time()
         self._row[:] = 0
         gate.fill(self._backend, [self._matcher], self._row, [0])
         row: bitmask.Words = self._row[0]
@@ -103,13 +105,17 @@ class Walk:
         if self._restrict is not None:
             self._restrict(row, self._tokens)
         self._num_masks += 1
-        self.seconds += time.thread_time() - began
         return row
+
+    @property
+    def seconds(self) -> float:
+        """What its thread has taken since it began."""
+        return time.thread_time() - self._began
 
     @property
     def exhausted(self) -> bool:
         """Whether enough was looked at."""
-        return self._num_masks >= MAX_MASKS or self.seconds >= MAX_SECONDS
+        return self._num_masks >= MAX_MASKS or self.seconds >= self.max_seconds
 
     def accept(self, *tokens: int) -> None:
         if not self._is_copy:  # made when it is first needed: that takes a while

@@ -108,6 +108,7 @@ def begun(
     full = bitmask.full(vocabulary_of(backends).size)
     walk = Walk(chosen.backend, chosen.grammar.new_matcher(), chosen.exit, full, restrict=restrict)
     walk.accept(*text)
+    walk.max_seconds += walk.seconds  # that was no look
     return walk
 
 
@@ -215,6 +216,7 @@ def test_random_beginnings_are_completed(backends: Backends, seed: int) -> None:
             if not allowed:
                 break
             walk.accept(rng.choice(allowed))
+        walk.max_seconds += walk.seconds
         way = backends.closer.way_out(walk, 1000)
         assert way is not None, b"".join([words[token] for token in walk.output])
         whole = b"".join([words[token] for token in [*walk.output, *way]])
@@ -250,7 +252,7 @@ def test_a_search_along_costly_automata_gives_up_soon(monkeypatch: pytest.Monkey
     walk = begun(backends, chosen, b"abc")
     asked = []
 
-    def slow_endings(patterns: object, text: str) -> list[str]:
+    def slow_endings(patterns: object, text: str, is_over: object) -> list[str]:
         asked.append(text)
         work(0.02)
         return []
@@ -258,6 +260,22 @@ def test_a_search_along_costly_automata_gives_up_soon(monkeypatch: pytest.Monkey
     monkeypatch.setattr(closing, "endings", slow_endings)
     assert backends.closer.way_out(walk, 100) is None
     assert 0 < len(asked) < 10
+
+
+def test_spelling_a_long_ending_gives_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    backends = BACKENDS["bytes"]
+    chosen = backends.compile(Regex("(a|b)[ab]*c{300}"))
+    walk = begun(backends, chosen, b"ab")
+    fill, filled = chosen.backend.fill, []
+
+    def slow_fill(*arguments: Any) -> None:
+        filled.append(arguments)
+        work(0.02)
+        fill(*arguments)
+
+    monkeypatch.setattr(chosen.backend, "fill", slow_fill)
+    assert backends.closer.way_out(walk, 400) is None
+    assert 0 < len(filled) < 10
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ MAX_STEPS gives up; either way the answer is "not known".
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from structgen.grammar.schema import charset
 from structgen.grammar.schema.charset import Ranges
@@ -170,19 +170,31 @@ def shortest_ending(automaton: Automaton, text: str) -> str | None:
     Raises TooLarge: not known.
     """
     states = automaton.after(text)
-    seen = {states}
-    waiting = deque([(states, "")])
+    reached: dict[frozenset[int], _Arrival | None] = {states: None}  # and how it was
+    waiting = deque([states])
     while waiting:
-        states, ending = waiting.popleft()
+        states = waiting.popleft()
         if automaton.accepting(states):
-            return ending
+            return _text_of(reached, states)
         for ranges, target in automaton.moves(states):
-            if target not in seen:
-                if len(seen) > MAX_STEPS:
+            if target not in reached:
+                if len(reached) > MAX_STEPS:
                     raise TooLarge
-                seen.add(target)
-                waiting.append((target, ending + _pleasant(ranges)))
+                reached[target] = states, ranges
+                waiting.append(target)
     return None
+
+
+_Arrival = tuple[frozenset[int], Ranges]
+
+
+def _text_of(reached: Mapping[frozenset[int], _Arrival | None], states: frozenset[int]) -> str:
+    """Return what is read on the way to some states."""
+    read: list[str] = []
+    while (arrival := reached[states]) is not None:
+        states, ranges = arrival
+        read.append(_pleasant(ranges))
+    return "".join(reversed(read))
 
 
 def _pleasant(ranges: Ranges) -> str:

@@ -1,0 +1,71 @@
+"""How often, and for how long, a budget has a way to the end of a text looked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from structgen.grammar.budget import Budget
+from structgen.grammar.closing import Closer
+from structgen.grammar.walk import MAX_SECONDS, UNKNOWN, Walk
+
+TOKEN = 7
+LIMIT = 64
+
+
+class StubWalk:
+    def __init__(self) -> None:
+        self.max_seconds = MAX_SECONDS
+        self.seconds = 0.0
+        self.exhausted = False
+
+    def accept(self, token: int) -> None:
+        assert token == TOKEN
+
+    def is_led_out(self, way: list[int]) -> bool:
+        return False
+
+
+class StubCloser:
+    """Finds the way that it is given, or takes all the time there is.  limits: of each look."""
+
+    def __init__(self) -> None:
+        self.way: list[int] | None = None
+        self.limits: list[float] = []
+
+    def way_out(self, walk: StubWalk, left: int) -> list[int] | None:
+        self.limits.append(walk.max_seconds)
+        if self.way is None:
+            walk.seconds, walk.exhausted = walk.max_seconds, True
+        return self.way
+
+    def rest(self, way: list[int], token: int) -> list[int]:
+        return []
+
+
+def take(budget: Budget, closer: StubCloser, left: int) -> bool:
+    """Ask whether a token is affordable that leaves so many."""
+    make = cast(Callable[[], Walk], StubWalk)
+    return budget.affords(TOKEN, left, cast(Closer, closer), make)
+
+
+def test_looks_that_run_out_of_time_are_not_repeated_and_become_shorter_and_rarer() -> None:
+    budget, closer = Budget(UNKNOWN, LIMIT), StubCloser()
+    looked_at = []
+    for left in reversed(range(LIMIT)):
+        known = len(closer.limits)
+        assert take(budget, closer, left)
+        looked_at += [left] * (len(closer.limits) - known)
+    assert looked_at == [63, 31, 15, 7, 3, 1, 0]
+    assert closer.limits == [MAX_SECONDS / 2**look for look in range(len(looked_at))]
+
+
+def test_a_way_that_is_found_near_the_limit_is_taken_whatever_was_not_found_before() -> None:
+    budget, closer = Budget(UNKNOWN, LIMIT), StubCloser()
+    for left in reversed(range(16, LIMIT)):
+        assert take(budget, closer, left)
+    closer.way = [1, 2, 3]
+    assert take(budget, closer, 15)
+    closer.way = None
+    assert not take(budget, closer, 14)
+    assert budget.way == [1, 2, 3]
