@@ -27,7 +27,7 @@ class Forward(Protocol):
     def __call__(
         self, input_ids: torch.Tensor, positions: torch.Tensor, logits_index: torch.Tensor
     ) -> torch.Tensor:
-        """Return float32 [L, V], the logits behind the chosen tokens.
+        """Return float32 [L, V], the logits behind the chosen tokens; valid until the next call.
 
         input_ids, positions: int64 [N].  logits_index: int64 [L], into the N tokens.
         """

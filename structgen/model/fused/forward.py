@@ -1,8 +1,9 @@
 """The forward of a decoder in few calls: one program (passes.py) between two attentions.
 
-    embed ─► program 0 ─► attend ─► program 1 ─► attend ─► ... ─► program n ─► choose rows ─► head
+    embed ─► program 0 ─► attend ─► program 1 ─► attend ─► ... ─► choose rows ─► program n ─► head
 
-The residual, which each layer adds to, is float32.  Device thread only.
+Behind the last attention only the rows whose logits are wanted go on.  The residual, which each
+layer adds to, is float32.  Device thread only.
 """
 
 from __future__ import annotations
@@ -40,13 +41,14 @@ class FusedForward:
     def __call__(
         self, input_ids: torch.Tensor, positions: torch.Tensor, logits_index: torch.Tensor
     ) -> torch.Tensor:
-        """Return float32 [L, V], the logits behind the chosen tokens.
+        """Return float32 [L, V], the logits behind the chosen tokens; valid until the next call.
 
         input_ids, positions: int64 [N].  logits_index: int64 [L], into the N tokens.
         """
         count = len(input_ids)
-        if count > self._scratch.num_rows:
-            self._make_room(max(count, 2 * self._scratch.num_rows))
+        most = max(count, len(logits_index))
+        if most > self._scratch.num_rows:
+            self._make_room(max(most, 2 * self._scratch.num_rows))
         scratch, layers = self._scratch, self._decoder.layers
         scratch.residual[:count] = self._decoder.embedding[input_ids]
         cosines, sines = self._rotary(positions)
@@ -59,15 +61,17 @@ class FusedForward:
             out = forward.attend(index, q, k, v, scale=layer.scale, window=layer.window)
             out = out.contiguous()
             self._programs.set_input(index + 1, out)
-        self._run(len(layers), count)
-        return self._logits(scratch.residual.index_select(0, logits_index))
+        return self._logits(out, logits_index)
 
-    def _logits(self, chosen: torch.Tensor) -> torch.Tensor:
-        """Return the logits [L, V] of rows of the residual, [L, hidden]."""
-        head = self._decoder.head
-        logits = torch.empty(len(chosen), head.num_columns)
-        self._programs.set_head(chosen, logits)
-        self._run(len(self._decoder.layers) + 1, len(chosen))
+    def _logits(self, attended: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """Return the logits [L, V] of rows of what was attended to last, [N, heads, head_dim]."""
+        count, last = len(index), len(self._decoder.layers)
+        chosen = attended.index_select(0, index)
+        self._scratch.residual[:count] = self._scratch.residual.index_select(0, index)
+        logits = self._scratch.logits(count)
+        self._programs.set_end(chosen, logits)
+        self._run(last, count)
+        self._run(last + 1, count)
         return logits[:, : self._decoder.vocab_size]
 
     def _run(self, index: int, num_rows: int) -> None:

@@ -59,11 +59,11 @@ class Programs:
         """Say where program `index` begins to read, float32 [num_rows, ...]."""
         self._passes["x"][self._firsts[index]] = x.data_ptr()
 
-    def set_head(self, x: torch.Tensor, logits: torch.Tensor) -> None:
-        """Say where the head reads and writes, float32 [num_rows, ...] both."""
-        self.set_input(-1, x)
+    def set_end(self, x: torch.Tensor, logits: torch.Tensor) -> None:
+        """Say where the last two programs begin and end: float32 [num_rows, ...] both."""
+        self.set_input(-2, x)
         self._passes["out"][-1] = logits.data_ptr()
-        self._programs["num_rows"][-1] = len(x)
+        self._programs["num_rows"][-2:] = len(x)
 
 
 def _between_attentions(decoder: Decoder, scratch: Scratch) -> list[list[Pass]]:

@@ -7,6 +7,9 @@ import torch
 from structgen.model.fused import passes
 from structgen.model.fused.decoder import Decoder
 
+# Logits of more rows are allocated when they are wanted, and given back.
+_KEPT_LOGITS = 256
+
 
 class Scratch:
     """Room for steps of up to `num_rows` tokens; a step's rows are the first ones.
@@ -32,3 +35,14 @@ class Scratch:
         self.activations = torch.empty(num_rows * self.row_width * element_size, dtype=torch.uint8)
         groups = num_rows * (self.row_width // passes.GROUP)
         self.scales, self.starts = torch.empty(groups), torch.empty(groups, dtype=torch.int32)
+        # A page of it takes memory once it is written to.
+        self._logits = torch.empty(_KEPT_LOGITS, decoder.head.num_columns)
+
+    def logits(self, num_rows: int) -> torch.Tensor:
+        """Return room for float32 [num_rows, columns of the head], the same each time.
+
+        To have new pages at every step took as long as half of the head's products.
+        """
+        if num_rows > _KEPT_LOGITS:
+            return torch.empty(num_rows, self._logits.shape[1])
+        return self._logits[:num_rows]

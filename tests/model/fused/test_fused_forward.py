@@ -65,7 +65,7 @@ class Batch:
         )
         with torch.inference_mode(), forward_context(meta, self._backend, self._cache):
             found = self._forward(torch.tensor(ids), positions, torch.arange(len(ids)))
-        return list(found.split(lengths))
+        return list(found.clone().split(lengths))
 
 
 @cache
