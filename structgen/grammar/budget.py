@@ -22,6 +22,11 @@ from structgen.grammar.walk import Exit, Walk
 # before the next look, as long as there are twice as many.
 RESERVE = 48
 
+# With a way in hand, one behind another token is looked for in so many times what that way took to
+# find, or in the least of time: what costs more is hardly there, and the way in hand will do.
+MORE_THAN_FOUND = 4
+SHORT_LOOK_S = 0.01
+
 # Spent on looks for one request; who needs more is completed at once, or cut.
 MAX_SECONDS = 0.5
 
@@ -32,7 +37,16 @@ class Budget:
     following: nothing but the way may be answered any more.
     """
 
-    __slots__ = ("_look_at", "_look_s", "_ran_out", "_seconds", "exit", "following", "way")
+    __slots__ = (
+        "_found_s",
+        "_look_at",
+        "_look_s",
+        "_ran_out",
+        "_seconds",
+        "exit",
+        "following",
+        "way",
+    )
 
     def __init__(self, exit: Exit, limit: int) -> None:
         """limit: the most tokens that may be answered."""
@@ -42,6 +56,7 @@ class Budget:
         self.following = False
         self._seconds = 0.0
         self._look_s = MAX_LOOK_S  # what one look may take
+        self._found_s = 0.0  # what the last one took that found a way
         self._ran_out = False  # the last one did: another from nearby would too
         self._look_at = limit if self.way is None else self._next_look(limit)
 
@@ -67,7 +82,9 @@ class Budget:
 
     def way_out(self, left: int, closer: Closer, walk: Callable[[], Walk]) -> list[int] | None:
         """Return at most `left` tokens that complete the text from where it is now."""
-        if self.way is None or len(self.way) > left:
+        if self.way is not None and len(self.way) > left:
+            self.way = None
+        if self.way is None:
             self.way = self._look(walk(), left, closer)
         return self.way
 
@@ -90,10 +107,15 @@ class Budget:
             self._ran_out = True
             return None
         walk.max_seconds = self._look_s
+        if self.way is not None:
+            usual_s = max(SHORT_LOOK_S, MORE_THAN_FOUND * self._found_s)
+            walk.max_seconds = min(self._look_s, usual_s)
         way = closer.way_out(walk, left)
-        self._seconds += walk.seconds
-        self._ran_out = way is None and walk.exhausted
-        if self._ran_out:  # the next will have to look only half as far
+        took_s, self._ran_out = walk.seconds, way is None and walk.exhausted
+        self._seconds += took_s
+        if way is not None:
+            self._found_s = took_s
+        elif self._ran_out and self.way is None:  # the next will have to look only half as far
             self._look_s /= 2
         return way
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
-from structgen.grammar.budget import Budget
+from structgen.grammar.budget import SHORT_LOOK_S, Budget
 from structgen.grammar.closing import Closer
 from structgen.grammar.walk import MAX_SECONDS, UNKNOWN, Walk
 
@@ -69,3 +69,12 @@ def test_a_way_that_is_found_near_the_limit_is_taken_whatever_was_not_found_befo
     closer.way = None
     assert not take(budget, closer, 14)
     assert budget.way == [1, 2, 3]
+
+
+def test_with_a_way_in_hand_another_is_not_looked_for_any_longer_than_that_took() -> None:
+    budget, closer = Budget(UNKNOWN, LIMIT), StubCloser()
+    closer.way = [1, 2, 3]
+    assert take(budget, closer, LIMIT - 1)
+    closer.way = None
+    assert not take(budget, closer, LIMIT - 2)
+    assert closer.limits == [MAX_SECONDS, SHORT_LOOK_S]
