@@ -65,15 +65,24 @@ class Matcher(ABC):
         """
         return b""
 
+    def allows(self, tokens: Sequence[int]) -> bool:
+        """Whether these tokens, in turn, may follow; the matcher stays where it is."""
+        return self._after(tokens) is not None
+
     def is_completed_by(self, tokens: Sequence[int]) -> bool:
         """Whether these tokens, in turn, complete the text; the matcher stays where it is."""
+        after = self._after(tokens)
+        return after is not None and after.accepting
+
+    def _after(self, tokens: Sequence[int]) -> Matcher | None:
+        """Return a matcher that has accepted these tokens; None: one of them is not allowed."""
         copy = self.fork()
         try:
             for token in tokens:
                 copy.accept(token)
         except GrammarError:
-            return False
-        return copy.accepting
+            return None
+        return copy
 
     @property
     def num_free(self) -> int:

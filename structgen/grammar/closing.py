@@ -99,7 +99,7 @@ class Closer:
         for index, step in enumerate(way):
             own = self.texts[step]
             if len(own) > len(text):
-                spelt = self._spell(own[len(text) :]) if own.startswith(text) else None
+                spelt = self.spelt(own[len(text) :]) if own.startswith(text) else None
                 return [] if spelt is None else [*spelt, *way[index + 1 :]]
             if not text.startswith(own):
                 return []
@@ -108,7 +108,7 @@ class Closer:
                 return list(way[index + 1 :])
         return []
 
-    def _spell(self, text: bytes) -> list[int] | None:
+    def spelt(self, text: bytes) -> list[int] | None:
         """Return the longest tokens that spell a text, wherever it stands."""
         spelt: list[int] = []
         while text:
@@ -254,12 +254,22 @@ class _Search:
         words = self._walk.allowed().copy()
         forced = self._closer.forced(words)
         if forced is not None:
+            yield from self._forced_run()
             yield (forced,)
         out = self._closer.leading_out(words, inside=quotes.inside)
         if not self._walk.exit.is_json or (quotes.inside and not out):
             yield from self._endings(words)
         yield from ((token,) for token in out)
         yield from ((token,) for token in self._closer.others(words, inside=quotes.inside))
+
+    def _forced_run(self) -> Iterator[Move]:
+        """Yield the text that comes next whatever is answered, as one move: no mask for each token.
+
+        All but its last token, of which a longer one may take the place.
+        """
+        run = (self._closer.spelt(self._walk.forced()) or [])[:-1]
+        if run and self._walk.is_led_by(run):
+            yield tuple(run)
 
     def _endings(self, words: bitmask.Words) -> Iterator[Move]:
         """Yield what completes the string that the text is in, by the patterns there are."""

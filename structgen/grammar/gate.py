@@ -149,6 +149,9 @@ class GatedMatcher(Matcher):
             self._num_behind -= behind
         del self._states[len(self._states) - (count - behind) :]
 
+    def allows(self, tokens: Sequence[int]) -> bool:
+        return self.inner.allows(tokens) if self.is_open else super().allows(tokens)
+
     def is_completed_by(self, tokens: Sequence[int]) -> bool:
         if self.is_open:
             return self.inner.is_completed_by(tokens)

@@ -185,25 +185,35 @@ class LLGuidanceMatcher(Matcher):
     def forced(self) -> bytes:
         return self.handle.compute_ff_bytes()
 
+    def allows(self, tokens: Sequence[int]) -> bool:
+        return self._is_valid(tokens) and self._watched(tokens) is not None
+
     def is_completed_by(self, tokens: Sequence[int]) -> bool:
-        # A tenth of the time that accepting them takes.
-        count = self.handle.validate_tokens([*tokens, self._end])
-        _require_health(self.handle)
-        return count == len(tokens) + 1 and self._may_be_completed_by(tokens)
+        if not self._is_valid([*tokens, self._end]):
+            return False
+        watch = self._watched(tokens)
+        return watch is not None and watch.may_end
 
     def fork(self) -> LLGuidanceMatcher:
         return LLGuidanceMatcher(
             self.handle.deep_copy(), self._end, self.watch.fork(), self.pace.copy()
         )
 
-    def _may_be_completed_by(self, tokens: Sequence[int]) -> bool:
+    def _is_valid(self, tokens: Sequence[int]) -> bool:
+        # A tenth of the time that accepting them takes.
+        count: int = self.handle.validate_tokens([*tokens])
+        _require_health(self.handle)
+        return count == len(tokens)
+
+    def _watched(self, tokens: Sequence[int]) -> Watch | None:
+        """Return what the watch becomes; None: it does not let one of these tokens pass."""
         watch = self.watch.fork()
         try:
             for token in tokens:
                 watch.accept(token)
         except GrammarError:
-            return False
-        return watch.may_end
+            return None
+        return watch
 
 
 class _TokenizerWrapper:

@@ -128,6 +128,10 @@ class Walk:
         self._matcher.rollback(count)
         del self._tokens[len(self._tokens) - count :]
 
+    def is_led_by(self, way: Sequence[int]) -> bool:
+        """Whether these tokens are legal; leaves the walk where it was."""
+        return self._matcher.allows(way) and self.is_open(way)
+
     def is_led_out(self, way: Sequence[int]) -> bool:
         """Whether these tokens are legal and complete the text; leaves the walk where it was."""
         return self._matcher.is_completed_by(way) and self.is_open(way)
