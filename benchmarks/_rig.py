@@ -27,7 +27,7 @@ from structgen.messages import Abort, EngineRequest
 from structgen.model import sources
 from structgen.model.executor import LocalExecutor
 from structgen.model.runner import ModelRunner
-from structgen.params import SamplingParams
+from structgen.params import JumpForward, SamplingParams
 from structgen.plan import Executor, RowOutput, StepOutput, StepPlan, TokenBitmask
 from structgen.tokenizer import Tokenizer
 
@@ -250,6 +250,10 @@ class Rig:
             temperature=0.0,
             max_tokens=max_tokens,
             constraint=constraints[answer % len(constraints)],
+            # One mask a row and step, of what was drawn: nothing appended, guessed or led out.
+            jump_forward=JumpForward.OFF,
+            drafts=False,
+            close_within_budget=False,
         )
         return EngineRequest(request_id, PROMPT, params, time.monotonic())
 
