@@ -11,6 +11,7 @@ import queue
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -153,14 +154,8 @@ class Rig:
         folders = [sources.resolve(model, progress=True) for model in models.values()]
         tokenizer = Tokenizer.load(folders[0])
         self._eos_ids = frozenset(tokenizer.eos_ids)
-        self._executors = [
-            LocalExecutor(
-                lambda folder=folder: ModelRunner(  # type: ignore[misc]
-                    _config(threads, attention), folder, tokenizer.size, list(self._eos_ids)
-                )
-            )
-            for folder in folders
-        ]
+        config = _config(threads, attention)
+        self._executors = [_executor(config, folder, tokenizer) for folder in folders]
         self.vocab_size = self._executors[0].runner.info.vocab_size
         self._token_bytes = tokenizer.token_bytes[: self.vocab_size]
         self._compiled: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
@@ -256,6 +251,14 @@ class Rig:
             close_within_budget=False,
         )
         return EngineRequest(request_id, PROMPT, params, time.monotonic())
+
+
+def _executor(config: EngineConfig, folder: Path, tokenizer: Tokenizer) -> LocalExecutor:
+    """Return an executor whose model is loaded: two at once would share torch's default dtype."""
+    eos_ids = list(tokenizer.eos_ids)
+    executor = LocalExecutor(lambda: ModelRunner(config, folder, tokenizer.size, eos_ids))
+    _ = executor.runner
+    return executor
 
 
 def _config(threads: int, attention: str) -> EngineConfig:

@@ -18,8 +18,9 @@ from structgen.model.load import ModelSpec
 log = logs.get(__name__)
 
 _NUM_TOKENS = 16
-# Cosine of the logits: what rounding leaves of it, and most mistakes do not.
-_LEAST = {torch.float32: 0.9999, torch.bfloat16: 0.995, torch.int8: 0.995}
+# Cosine of the logits: what rounding leaves of it, and most mistakes do not.  Of random weights in
+# many layers, int8 left 0.99.
+_LEAST = {torch.float32: 0.9999, torch.bfloat16: 0.995, torch.int8: 0.97}
 
 
 def checked_forward(
