@@ -111,6 +111,7 @@ class ModelRunner:
             threads=threads,
         )
         self._warm_up()
+        self._kv_cache.make_ready_soon()
 
     @torch.inference_mode()
     def execute_model(self, plan: StepPlan) -> None:
