@@ -1,8 +1,8 @@
 """Constraints are tried in another process first, under limits of time and memory.
 
 What has gone well there is compiled again here, where it is used: natively, at the cost that has
-proved bounded, without the rewriting.  A worker that is lost costs its job alone; the next job has
-a new one, forked off the template, and if need be a new template.
+proved bounded, without the rewriting.  A worker that is lost costs its job alone; another takes its
+place, forked off the template, and if need be a new template.
 
 The streams beside a job are not to blame for it.  Most jobs are soon over, and somebody waits for
 their first token: they run at once, one after the other.  One that takes longer goes on with what
@@ -11,15 +11,15 @@ the engine and others leave of the processors, or, where that is next to nothing
 
 from __future__ import annotations
 
-import queue
 import signal
 import threading
 import time
 
 from structgen import logs
-from structgen.constraints import Constraint
+from structgen.constraints import Constraint, JsonSchema
 from structgen.errors import InternalError, LimitExceeded, StructgenError, from_wire
 from structgen.grammar.choosing import Backends, Chosen
+from structgen.grammar.crew import Crew, Place
 from structgen.grammar.jobs import Compile, Job, Result, field_of_job, name_of, recipe_of
 from structgen.grammar.turns import Turns
 from structgen.grammar.worker_process import EXIT_OUT_OF_MEMORY, Ended, Limits, Reply, out_of_memory
@@ -37,6 +37,23 @@ PATIENCE_S = 0.02  # most jobs take some milliseconds
 LONG_S = 0.05
 MAX_ASIDE = 4  # long jobs that short ones do not wait for
 SCARCE_S = 30.0  # for so long, what starved a worker may starve others
+
+# It touches what most constraints touch.
+REHEARSAL = Compile(
+    JsonSchema(
+        """{"type": "object",
+            "properties": {
+                "name": {"type": "string", "maxLength": 20, "description": "of whom?"},
+                "kind": {"enum": ["one", "other", null]},
+                "code": {"type": "string", "pattern": "^[a-z]{2,4}-[0-9]+$"},
+                "day": {"type": "string", "format": "date"},
+                "parts": {"type": "array", "items": {"$ref": "#/$defs/part"}, "minItems": 1}},
+            "required": ["name", "parts"],
+            "$defs": {"part": {
+                "anyOf": [{"type": "integer", "minimum": 0, "maximum": 130}, {"type": "boolean"}]}}}
+        """
+    )
+)
 
 # What a process does to itself; by any other signal it is ended from outside.
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
@@ -64,22 +81,18 @@ class IsolatedWorkshop:
         self._turns = Turns()
         self._aside = threading.BoundedSemaphore(MAX_ASIDE)
         self._scarce_until = 0.0  # of time.monotonic
-        self._idle: queue.SimpleQueue[WorkerProcess | None] = queue.SimpleQueue()
-        for _ in range(num_workers):
-            self._idle.put(None)
+        self._crew = Crew(num_workers, self._rehearsed, self._dismiss)
 
     def warm_up(self) -> None:
         """Wait until all workers are there."""
-        workers = [self._idle.get() for _ in range(self._idle.qsize())]
-        for worker in workers:
-            self._idle.put(worker or self._hire())
+        self._crew.fill()
 
     def compile(self, constraint: Constraint) -> Chosen:
         return self._backends.build(recipe_of(self.perform(Compile(constraint))))
 
     def perform(self, job: Job) -> Result:
         worker: WorkerProcess | None = None
-        place = _Place(self._idle, self._aside)
+        place = Place(self._crew, self._aside)
         try:
             worker = self._require_alive(place.take())
             try:
@@ -112,10 +125,11 @@ class IsolatedWorkshop:
         for worker in live:
             worker.kill()
             self._end(worker)
+        self._crew.close()
         self._turns.close()
         self._template.close()
 
-    def _do(self, worker: WorkerProcess, job: Job, place: _Place) -> Reply:
+    def _do(self, worker: WorkerProcess, job: Job, place: Place) -> Reply:
         """Raises WorkerLost, WorkerStarved."""
         with self._young:
             worker.begin(job)
@@ -157,6 +171,21 @@ class IsolatedWorkshop:
             self._live.add(worker)
         return worker
 
+    def _rehearsed(self) -> WorkerProcess | None:
+        """Return a new worker that has done a job, None: there is no way to have one."""
+        try:
+            worker = self._hire()
+        except TemplateLost:
+            return None  # the next job says so, if it is still true then
+        try:
+            with self._young:
+                worker.begin(REHEARSAL)
+                worker.answers_within(PATIENCE_S)
+            worker.finish()
+        except WorkerLost:
+            pass  # whoever takes it will find out
+        return worker
+
     def _dismiss(self, worker: WorkerProcess) -> None:
         """Have a worker end, without waiting: at lowest priority that may take a while."""
         self._turns.leave(worker)
@@ -185,35 +214,6 @@ class IsolatedWorkshop:
             return InternalError(f"{name_of(job)} crashed a library ({name})", field=field)
         log.warning("a compile worker was lost", end=loss.end)
         return LimitExceeded(f"the process that was {name_of(job)} was lost", field=field)
-
-
-class _Place:
-    """Where a job is done: another's once the job steps aside, or else when it is over."""
-
-    def __init__(
-        self, idle: queue.SimpleQueue[WorkerProcess | None], aside: threading.BoundedSemaphore
-    ) -> None:
-        """aside: how many more jobs may step aside."""
-        self.is_aside = False
-        self._idle = idle
-        self._aside = aside
-
-    def take(self) -> WorkerProcess | None:
-        """Wait for a place; return the worker that is there, if there is one."""
-        return self._idle.get()
-
-    def step_aside(self) -> None:
-        """Let a short job have the place, unless too many have stepped aside.  Idempotent."""
-        if not self.is_aside and self._aside.acquire(blocking=False):
-            self.is_aside = True
-            self._idle.put(None)
-
-    def leave(self, worker: WorkerProcess | None) -> None:
-        """worker: for the next job there."""
-        if self.is_aside:
-            self._aside.release()
-        else:
-            self._idle.put(worker)
 
 
 def _ran_out_of_memory(end: Ended) -> bool:

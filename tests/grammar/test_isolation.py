@@ -52,7 +52,14 @@ def workshop() -> Iterator[IsolatedWorkshop]:
 def processes() -> list[psutil.Process]:
     """Return the template and the workers."""
     mine = psutil.Process().children(recursive=True)
-    return [one for one in mine if "structgen.grammar.worker_process" in one.cmdline()]
+    return [one for one in mine if is_of_the_workshop(one)]
+
+
+def is_of_the_workshop(process: psutil.Process) -> bool:
+    try:
+        return "structgen.grammar.worker_process" in process.cmdline()
+    except psutil.NoSuchProcess:  # it has just ended
+        return False
 
 
 def templates() -> list[psutil.Process]:
@@ -211,6 +218,20 @@ def test_workers_lost_while_idle_are_replaced(workshop: IsolatedWorkshop) -> Non
         kill(worker.pid)
     for _ in range(3):
         assert_serves(workshop)
+
+
+def test_another_takes_the_place_of_a_worker_before_the_next_job_comes(
+    workshop: IsolatedWorkshop,
+) -> None:
+    workshop.warm_up()
+    fails(workshop, ENDLESS)
+    deadline = time.monotonic() + 20
+    while len(workers()) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    new = {worker.pid for worker in workers()}
+    assert_serves(workshop)
+    assert {worker.pid for worker in workers()} == new
 
 
 def test_a_lost_template_is_replaced_when_it_is_needed(workshop: IsolatedWorkshop) -> None:
