@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -13,6 +14,7 @@ from structgen import logs
 from structgen.config import EngineConfig, let_threads_sleep
 from structgen.engine import drafts
 from structgen.engine.core import EngineCore, Inbound
+from structgen.engine.head_start import USUAL_S
 from structgen.grammar.base import Vocabulary
 from structgen.grammar.checks import Judged
 from structgen.grammar.choosing import Backends
@@ -100,6 +102,7 @@ def build_core(
         eos_ids=frozenset(model.tokenizer.eos_ids),
         drafters=drafts.usual() if config.drafts else (),
         salt=f"{info.folder}\0{info.dtype}\0{info.quantization}\0{info.kv_dtype}".encode(),
+        head_start_s=USUAL_S if info.threads >= len(os.sched_getaffinity(0)) else 0.0,
         overlap=config.overlap,
         trace=trace,
     )

@@ -4,6 +4,7 @@
 
 A forward that ends a prompt samples behind it even if the constraint still compiles: there is time
 until it is over.  If that was not enough, the last token is computed again once it has compiled.
+Where nobody else is there, compiling has a head start.
 
 Everything here runs on the loop thread.  Other threads reach it only through `inbox`, which also
 wakes it: with nothing to compute, `step` blocks there, so an idle engine uses no CPU.
@@ -24,6 +25,7 @@ from structgen import logs
 from structgen.config import ResolvedConfig
 from structgen.engine.answers import Answers
 from structgen.engine.drafts import Drafter, Drafts
+from structgen.engine.head_start import HeadStart
 from structgen.engine.kv import KVManager
 from structgen.engine.request import Request
 from structgen.engine.scheduler import Scheduler
@@ -79,6 +81,7 @@ class EngineCore:
     """executor, grammars: already built.  inbox: shared with the threads that feed the engine.
 
     eos_ids: what ends an answer unless ignore_eos.  drafters: who guesses at what comes next.
+    head_start_s: how long a forward may wait for constraints if it is for nobody else.
     overlap False fills masks before the forward is launched, which is only good for measuring what
     overlap gains; it may change between steps.
     """
@@ -93,6 +96,7 @@ class EngineCore:
         eos_ids: frozenset[int],
         drafters: Sequence[Drafter] = (),
         salt: bytes = b"",
+        head_start_s: float = 0.0,
         overlap: bool = True,
         trace: Trace = OFF,
     ) -> None:
@@ -104,6 +108,7 @@ class EngineCore:
         self._grammars = grammars
         self._eos_ids = eos_ids
         self._trace = trace
+        self._head_start = HeadStart(head_start_s)
         self.overlap = overlap
         self._kv = KVManager(config.num_blocks, config.block_size, salt=salt)
         self.scheduler = Scheduler(config, self._kv)
@@ -122,6 +127,11 @@ class EngineCore:
         with self._trace.span("inbox"):
             self._drain_inbox()
             self._end_overdue()
+        if self._head_start.left_s(self.scheduler.requests()):
+            meanwhile()
+            with self._trace.span("head start"):
+                self._wait_for_compiles()
+            return self._take_outputs()
         with self._trace.span("schedule"):
             plan = self.scheduler.schedule()
         if plan.rows:
@@ -213,6 +223,14 @@ class EngineCore:
             while message != over and any(one.compiling and not one.gone for one in compiling):
                 message = self.inbox.get()
                 self._handle(message)
+
+    def _wait_for_compiles(self) -> None:
+        """Let constraints compile before the next forward, while that may wait."""
+        while self.running and (left_s := self._head_start.left_s(self.scheduler.requests())):
+            try:
+                self._handle(self.inbox.get(timeout=left_s))
+            except queue.Empty:
+                return
 
     def _commit(
         self, row: PlanRow, output: RowOutput, casualty: Casualty | None, *, masked: bool
@@ -361,6 +379,8 @@ class EngineCore:
                 return
         if leader is not None and leader.deadline is not None:
             heapq.heappush(self._deadlines, (leader.deadline, message.id))
+        if len(self._samples) == 1:
+            self._head_start.begin()
         for request in list(self._samples[message.id]):
             if request.matcher is not None and not request.gone:
                 self._begin(request)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import bisect
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from structgen import logs
 from structgen.config import ResolvedConfig
@@ -51,7 +51,7 @@ class Scheduler:
     def num_running(self) -> int:
         return len(self._running)
 
-    def requests(self) -> Iterable[Request]:
+    def requests(self) -> Collection[Request]:
         return self._by_id.values()
 
     def get(self, request_id: str) -> Request | None:

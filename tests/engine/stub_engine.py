@@ -236,6 +236,7 @@ class StubEngine:
         backends: Backends | None = None,
         executor: StubExecutor | None = None,
         eos: Sequence[int] = (EOS,),
+        head_start_s: float = 0.0,
         **options: object,
     ) -> None:
         """jump: append what a constraint forces.  drafts: guess, with the usual drafters unless
@@ -272,6 +273,7 @@ class StubEngine:
             self.inbox,
             eos_ids=frozenset(eos),
             drafters=(drafters or usual()) if drafts else (),
+            head_start_s=head_start_s,
         )
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, EngineOutput] = {}

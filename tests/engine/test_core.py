@@ -245,6 +245,60 @@ def test_a_constraint_that_compiles_during_the_forward_costs_no_other() -> None:
     engine.assert_clean()
 
 
+def test_a_lone_prompt_waits_a_little_for_its_constraint() -> None:
+    """What that forces is said at once, and computed with the prompt."""
+    engine = StubEngine(lambda tokens: 0, jump=True, head_start_s=10.0)
+    engine.add("a", [1, 2], constraint=Choice(("ABLE", "ABET")))
+    engine.step()
+    assert engine.tokens["a"] == ids("AB")
+    assert engine.executor.plans == []
+    engine.run(1)
+    assert engine.executor.plans[0].rows[0].token_ids == [1, 2, *ids("AB")]
+    assert engine.tokens["a"] == ids("ABET")
+    engine.assert_clean()
+
+
+def test_a_prompt_waits_no_longer_for_its_constraint_than_it_may() -> None:
+    engine = StubEngine(counting, head_start_s=0.01)
+    gate = threading.Event()
+    engine.backend.gate = lambda constraint: gate.wait(10) and None
+    engine.add("a", [1, 2], constraint=Choice(("AB",)))
+    engine.step()
+    engine.add("b", [1, 2], constraint=Choice(("AB",)))  # it has no time of its own
+    engine.step()
+    assert [row.id for row in engine.executor.plans[0].rows] == ["a", "b"]
+    gate.set()
+    engine.run(2)
+    assert engine.tokens["a"] == engine.tokens["b"] == ids("AB")
+    engine.assert_clean()
+
+
+def test_who_has_no_constraint_waits_for_nobody_elses() -> None:
+    engine = StubEngine(counting, head_start_s=10.0)
+    gate = threading.Event()
+    engine.backend.gate = lambda constraint: gate.wait(10) and None
+    engine.add("a", [1, 2], constraint=Choice(("AB",)))
+    engine.add("b", [1, 2], max_tokens=1)
+    engine.step()
+    assert [row.id for row in engine.executor.plans[0].rows] == ["a", "b"]
+    gate.set()
+    engine.run(2)
+    engine.assert_clean()
+
+
+@pytest.mark.parametrize("outcome", ["fails", "aborted"])
+def test_a_request_that_ends_before_its_forward_leaves_nothing(outcome: str) -> None:
+    engine = StubEngine(counting, head_start_s=10.0)
+    engine.add("a", [1, 2], constraint=Choice(("BAD",)))
+    if outcome == "aborted":
+        engine.inbox.put(Abort(["a"]))
+    engine.add("b", [1, 2], constraint=Choice(("AB",)))
+    engine.run(2 if outcome == "fails" else 1)
+    assert engine.tokens["a"] == []
+    assert engine.tokens["b"] == ids("AB")
+    engine.assert_clean()
+
+
 @pytest.mark.parametrize("outcome", ["fails", "aborted"])
 def test_a_request_that_ends_during_the_forward_leaves_nothing_of_it(outcome: str) -> None:
     engine = StubEngine(counting)
