@@ -2,6 +2,7 @@
 
     python benchmarks/cold.py
     python benchmarks/cold.py --requests 100
+    python benchmarks/cold.py --sampled      # the first token that is sampled, not forced
 
 One client sends each prompt twice, with a schema that is new to the server and without, in turn
 (with, without, without, with, ...), one token each.  The server caches no prefixes.  A line:
@@ -31,7 +32,7 @@ from serve import server
 from structgen.client import AsyncClient
 from structgen.constraints import JsonSchema
 from structgen.errors import StructgenError
-from structgen.params import SamplingParams
+from structgen.params import JumpForward, SamplingParams
 from structgen.tokenizer import ChatMessage
 
 START_TIMEOUT_S = 600.0
@@ -47,12 +48,19 @@ class Pair(msgspec.Struct, frozen=True):
 
 
 async def first_token(
-    client: AsyncClient, messages: list[ChatMessage], constraint: JsonSchema | None
+    client: AsyncClient,
+    messages: list[ChatMessage],
+    constraint: JsonSchema | None,
+    jump_forward: JumpForward,
 ) -> tuple[float, float]:
     """Return the seconds to the first piece of an answer, and those that compiling took."""
     # Cut, so that no time goes into completing what no one wants.
     params = SamplingParams(
-        temperature=0.0, max_tokens=1, constraint=constraint, close_within_budget=False
+        temperature=0.0,
+        max_tokens=1,
+        constraint=constraint,
+        close_within_budget=False,
+        jump_forward=jump_forward,
     )
     sent = time.perf_counter()
     async with aclosing(client.stream(messages, params)) as pieces:
@@ -63,19 +71,25 @@ async def first_token(
 
 
 async def pair(
-    client: AsyncClient, messages: list[ChatMessage], schema: JsonSchema, *, cold_first: bool
+    client: AsyncClient,
+    messages: list[ChatMessage],
+    schema: JsonSchema,
+    jump_forward: JumpForward,
+    *,
+    cold_first: bool,
 ) -> Pair:
     if cold_first:
-        cold_s, compile_s = await first_token(client, messages, schema)
-        free_s, _ = await first_token(client, messages, None)
+        cold_s, compile_s = await first_token(client, messages, schema, jump_forward)
+        free_s, _ = await first_token(client, messages, None, jump_forward)
     else:
-        free_s, _ = await first_token(client, messages, None)
-        cold_s, compile_s = await first_token(client, messages, schema)
+        free_s, _ = await first_token(client, messages, None, jump_forward)
+        cold_s, compile_s = await first_token(client, messages, schema, jump_forward)
     return Pair(cold_s, free_s, compile_s)
 
 
 async def benchmark(given: argparse.Namespace) -> None:
     items = load(given.workload).items
+    jump_forward = JumpForward.OFF if given.sampled else JumpForward.COMMIT
     async with server(given) as address, AsyncClient(address) as client:
         await client.wait_ready(START_TIMEOUT_S)
         model = await client.model_info()
@@ -88,7 +102,8 @@ async def benchmark(given: argparse.Namespace) -> None:
             turn = len(pairs)
             messages = items[turn % len(items)].messages
             try:
-                pairs.append(await pair(client, messages, schema, cold_first=turn % 2 == 0))
+                first = turn % 2 == 0
+                pairs.append(await pair(client, messages, schema, jump_forward, cold_first=first))
             except StructgenError:
                 refused += 1
     report(pairs[WARM_UP:], refused)
@@ -120,6 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="The first token under a schema never seen.")
     parser.add_argument("--quick", action="store_true", help="a tiny run, to see that it works")
+    parser.add_argument("--sampled", action="store_true", help="have no text appended unasked")
     parser.add_argument("--target", metavar="HOST:PORT", help="use this server, start none")
     parser.add_argument("--model", default="smollm2-135m", help="of the server that is started")
     parser.add_argument("--threads", type=int, help="of its forward (default: one a core)")

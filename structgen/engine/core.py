@@ -82,6 +82,7 @@ class EngineCore:
 
     eos_ids: what ends an answer unless ignore_eos.  drafters: who guesses at what comes next.
     head_start_s: how long a forward may wait for constraints if it is for nobody else.
+    say: set by who can report in the midst of a step.
     overlap False fills masks before the forward is launched, which is only good for measuring what
     overlap gains; it may change between steps.
     """
@@ -102,6 +103,7 @@ class EngineCore:
     ) -> None:
         self.inbox = inbox
         self.running = True
+        self.say: Callable[[list[EngineOutput]], None] | None = None
         self.last_step: StepTimes | None = None
         self._config = config
         self._executor = executor
@@ -217,12 +219,17 @@ class EngineCore:
         return places
 
     def _await(self, compiling: list[Request], over: ForwardOver) -> None:
-        """Wait for the constraints of these requests until the forward is over."""
+        """Wait for the constraints of these requests until the forward is over.
+
+        What an answer begins with by force is said at once.
+        """
         message: Inbound | None = None
         with self._trace.span("await compile"):
             while message != over and any(one.compiling and not one.gone for one in compiling):
                 message = self.inbox.get()
                 self._handle(message)
+                if self._outputs and self.say is not None:
+                    self.say(self._take_outputs())
 
     def _wait_for_compiles(self) -> None:
         """Let constraints compile before the next forward, while that may wait."""

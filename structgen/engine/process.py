@@ -89,6 +89,7 @@ class EngineProcess:
         threading.Thread(target=self._receive, args=(core,), name="input", daemon=True).start()
         gc.freeze()  # a model's modules and a vocabulary are not worth looking through again
         self._outbox.put(Ready(info))
+        core.say = lambda outputs: self._say(Outputs(outputs))
         news = Outputs([])
         while core.running:
             # What a step has to say is said while the device is at the next one.

@@ -14,7 +14,7 @@ from structgen.errors import (
 )
 from structgen.grammar import bitmask
 from structgen.grammar.base import Matcher, TooSlow
-from structgen.messages import Abort, EngineRequest, FinishReason
+from structgen.messages import Abort, EngineOutput, EngineRequest, FinishReason
 from structgen.params import SamplingParams
 from structgen.plan import StepPlan
 
@@ -245,14 +245,34 @@ def test_a_constraint_that_compiles_during_the_forward_costs_no_other() -> None:
     engine.assert_clean()
 
 
-def test_a_lone_prompt_waits_a_little_for_its_constraint() -> None:
-    """What that forces is said at once, and computed with the prompt."""
-    engine = StubEngine(lambda tokens: 0, jump=True, head_start_s=10.0)
+def test_what_an_answer_begins_with_is_said_before_the_forward_is_over() -> None:
+    engine = StubEngine(lambda tokens: 0, jump=True)
+    said: list[EngineOutput] = []
+    engine.core.say = said.extend
+    gate = threading.Event()
+    engine.backend.gate = lambda constraint: gate.wait(10) and None
+
+    def compile_meanwhile(plan: StepPlan) -> None:
+        gate.set()
+        engine.inbox.put(engine.inbox.get(timeout=10))
+
+    engine.executor.on_forward = compile_meanwhile
     engine.add("a", [1, 2], constraint=Choice(("ABLE", "ABET")))
     engine.step()
-    assert engine.tokens["a"] == ids("AB")
-    assert engine.executor.plans == []
+    assert [output.new_ids for output in said] == [ids("AB")]
+    assert engine.tokens["a"] == []
+    engine.executor.on_forward = lambda plan: None
     engine.run(1)
+    assert engine.tokens["a"] == ids("ET")
+    engine.assert_clean()
+
+
+def test_a_lone_prompt_waits_a_little_for_its_constraint() -> None:
+    """What that forces is said first, and computed with the prompt."""
+    engine = StubEngine(lambda tokens: 0, jump=True, head_start_s=10.0)
+    engine.add("a", [1, 2], constraint=Choice(("ABLE", "ABET")))
+    engine.run(1)
+    assert engine.reported["a"][0].new_ids == ids("AB")
     assert engine.executor.plans[0].rows[0].token_ids == [1, 2, *ids("AB")]
     assert engine.tokens["a"] == ids("ABET")
     engine.assert_clean()
