@@ -58,7 +58,10 @@ class Budget:
         self._look_s = MAX_LOOK_S  # what one look may take
         self._found_s = 0.0  # what the last one took that found a way
         self._ran_out = False  # the last one did: another from nearby would too
-        self._look_at = limit if self.way is None else self._next_look(limit)
+        # What compiling has not found, in more time than a look has, will not be found from the
+        # same place now.
+        is_known = exit.shortest is not None
+        self._look_at = limit if is_known and self.way is None else self._next_look(limit)
 
     def affords(self, token: int, left: int, closer: Closer, walk: Callable[[], Walk]) -> bool:
         """Whether the text can still be completed once this token is taken, or could not before.

@@ -7,10 +7,11 @@ from typing import cast
 
 from structgen.grammar.budget import SHORT_LOOK_S, Budget
 from structgen.grammar.closing import Closer
-from structgen.grammar.walk import MAX_SECONDS, UNKNOWN, Walk
+from structgen.grammar.walk import MAX_SECONDS, UNKNOWN, Exit, Walk
 
 TOKEN = 7
 LIMIT = 64
+TOO_LONG = Exit([], is_json=False, shortest=[TOKEN] * (LIMIT + 1))
 
 
 class StubWalk:
@@ -56,12 +57,12 @@ def test_looks_that_run_out_of_time_are_not_repeated_and_become_shorter_and_rare
         known = len(closer.limits)
         assert take(budget, closer, left)
         looked_at += [left] * (len(closer.limits) - known)
-    assert looked_at == [63, 31, 15, 7, 3, 1, 0]
+    assert looked_at == [32, 16, 8, 4, 2, 1, 0]  # not where compiling has looked
     assert closer.limits == [MAX_SECONDS / 2**look for look in range(len(looked_at))]
 
 
 def test_a_way_that_is_found_near_the_limit_is_taken_whatever_was_not_found_before() -> None:
-    budget, closer = Budget(UNKNOWN, LIMIT), StubCloser()
+    budget, closer = Budget(TOO_LONG, LIMIT), StubCloser()
     for left in reversed(range(16, LIMIT)):
         assert take(budget, closer, left)
     closer.way = [1, 2, 3]
@@ -72,7 +73,7 @@ def test_a_way_that_is_found_near_the_limit_is_taken_whatever_was_not_found_befo
 
 
 def test_with_a_way_in_hand_another_is_not_looked_for_any_longer_than_that_took() -> None:
-    budget, closer = Budget(UNKNOWN, LIMIT), StubCloser()
+    budget, closer = Budget(TOO_LONG, LIMIT), StubCloser()
     closer.way = [1, 2, 3]
     assert take(budget, closer, LIMIT - 1)
     closer.way = None
