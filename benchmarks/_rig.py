@@ -19,7 +19,6 @@ import numpy.typing as npt
 from _masks import MaskKind
 
 from structgen.config import EngineConfig
-from structgen.engine import drafts
 from structgen.engine.core import EngineCore, Inbound
 from structgen.grammar.base import Vocabulary
 from structgen.grammar.choosing import Backends
@@ -227,7 +226,6 @@ class Rig:
             self._grammars,
             inbox or queue.SimpleQueue(),
             eos_ids=self._eos_ids,
-            drafters=drafts.usual(),
         )
 
     def _requests(self) -> Iterator[EngineRequest]:
