@@ -50,6 +50,18 @@ def test_what_an_expression_describes_is_valid(name: str) -> None:
     assert [text for text in described if not validator(name).is_valid(text)] == []
 
 
+@pytest.mark.parametrize("name", formats.SIMPLE)
+def test_what_a_simple_expression_describes_is_valid_but_for_its_length(name: str) -> None:
+    near, random = formats.simple(name, ()), Random(name)
+    assert near is not None
+    node = language.whole(near.regex)
+    assert node is not None
+    texts = {drawn(node, random) for _ in range(2000)}
+    short = [text for text in texts if len(text) <= 63 and text.find("@") <= 64]
+    assert len(short) > 50
+    assert [text for text in short if not validator(name).is_valid(text)] == []
+
+
 def obeys(text: str, assertion: Assertion) -> bool:
     match assertion:
         case Length(interval=interval):

@@ -209,7 +209,9 @@ def test_long_texts_are_excluded_without_nesting_too_deeply() -> None:
         ("^[a-z]{0,255}$", True),
         ("^(?:a|b){0,3}$", True),
         ("^(?:a|b){0,300}$", False),
-        ("^(?:ab|ac)$", False),
+        ("^(?:ab|ac)$", True),
+        ("^a(?:b(?:c)?|b)$", False),
+        ("^a(?:bc?|cb?)$", True),
         (r"^\p{L}$", False),
     ],
 )

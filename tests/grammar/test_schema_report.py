@@ -75,9 +75,18 @@ def test_of_values_that_may_have_a_format_or_not_those_are_left_that_do() -> Non
 
 
 def test_formats_that_xgrammar_must_be_trusted_with_are_verified() -> None:
-    schema = {"type": "string", "format": "email"}
+    schema = {"type": "string", "format": "uri"}
     assert treatments(schema, XGRAMMAR)["/format"] == "verified"
     assert written(schema, XGRAMMAR) == schema
+    both = {"allOf": [schema, {"format": "duration"}]}
+    assert sorted(unenforced(both, XGRAMMAR)) == ["/allOf/0/format", "/allOf/1/format"]
+
+
+def test_formats_without_their_lengths_are_verified() -> None:
+    schema = {"type": "string", "format": "hostname"}
+    assert treatments(schema)["/format"] == "enforced"
+    assert treatments(schema, XGRAMMAR)["/format"] == "verified"
+    assert treatments(schema, OUTLINES)["/format"] == "verified"
 
 
 def test_keywords_of_later_drafts_are_annotations() -> None:
@@ -191,9 +200,9 @@ def test_numbers_that_are_no_integers_cannot_be_said() -> None:
         ({"type": "integer", "multipleOf": 2, "maximum": 9}, ["/multipleOf"]),
         ({"type": "string", "pattern": "^a+$", "maxLength": 3}, ["/maxLength"]),
         ({"type": "string", "pattern": r"^\p{L}$"}, ["/pattern"]),
-        ({"type": "string", "format": "email", "maxLength": 9}, ["/format"]),
+        ({"type": "string", "format": "email", "maxLength": 9}, ["/maxLength"]),
         ({"type": "string", "format": "regex"}, ["/format"]),
-        ({"type": "string", "pattern": "^(ab|ac)$"}, ["/pattern"]),
+        ({"type": "string", "pattern": "^(ab?|ac)$"}, ["/pattern"]),
         (
             {"patternProperties": {"^a": {}}, "properties": {"b": {"type": "null"}}},
             ["/patternProperties", "/properties"],

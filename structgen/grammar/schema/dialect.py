@@ -30,8 +30,11 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     combines: keywords for several kinds of value, or several allOf, may stand in one schema.
     patterns_combine: several patterns, and bounds of the length, on one string.
     not_in_patterns: characters that no string with a pattern can have.
-    intricate_patterns: their repetitions may be counted, their alternatives begin alike.
-    formats: those of its own, for what an expression will not do; not relied on, but verified.
+    quotes_slip_in: a set that has all control characters, or all but the line feed, is taken to
+    have a quote and a backslash too.
+    intricate_patterns: what is repeated a number of times, or may be left out of alternatives that
+    begin alike, may be any expression.
+    formats: those of its own, for what no expression here will do; not relied on, but verified.
     numbered_escapes: strings may hold what JSON can only write by number.
     any_names: beside properties that are left open, others may have names that are not of ASCII, or
     that JSON escapes.
@@ -43,6 +46,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     combines: bool
     patterns_combine: bool
     not_in_patterns: frozenset[str]
+    quotes_slip_in: bool = False
     intricate_patterns: bool
     unicode_properties: bool
     formats: frozenset[str] = frozenset()

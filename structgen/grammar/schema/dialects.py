@@ -13,6 +13,7 @@ LLGUIDANCE = Dialect(
     combines=True,
     patterns_combine=True,
     not_in_patterns=BY_NUMBER,
+    quotes_slip_in=True,
     intricate_patterns=True,
     unicode_properties=True,
     numbered_escapes=False,  # they are switched off: a name would have many spellings
@@ -39,12 +40,8 @@ XGRAMMAR = Dialect(
     not_in_patterns=ESCAPED,
     intricate_patterns=False,
     unicode_properties=False,
-    formats=frozenset(
-        [
-            *("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"),
-            *("uri", "uri-reference", "uri-template", "json-pointer", "relative-json-pointer"),
-        ]
-    ),
+    # Others of its own take what is none: 31 June, seconds of 60 at any time, octets like 01.
+    formats=frozenset(["duration", "uri", "uri-reference"]),
     numbered_escapes=True,
     any_names=False,
     bounds=True,

@@ -20,28 +20,35 @@ _HOLDERS = ("additionalProperties", "items")
 
 def lead_on(schema: JsonValue) -> bool:
     r"""Whether, in every string of a schema in the words that the rewriting uses, \u000 can be
-    continued wherever the schema allows it."""
+    continued wherever the schema allows it, and no name with \u0000 is taken for one without a
+    pattern: sets were written without NUL."""
+    if any(_map(inner, "patternProperties") for inner in _schemas(schema)):
+        return False
     return not any(
         charset.meet(ranges, _SHORT) and not charset.meet(ranges, _BESIDE)
-        for ranges in _sets(schema)
+        for inner in _schemas(schema)
+        for ranges in _sets(inner)
     )
 
 
-def _sets(schema: JsonValue) -> Iterator[charset.Ranges]:
-    """Yield what single characters of the strings may be, where they are not free."""
-    if not isinstance(schema, dict):
-        return
+def _schemas(schema: JsonValue) -> Iterator[dict[str, JsonValue]]:
+    """Yield a schema and all inside it."""
+    if isinstance(schema, dict):
+        yield schema
+        for inner in _inside(schema):
+            yield from _schemas(inner)
+
+
+def _sets(schema: dict[str, JsonValue]) -> Iterator[charset.Ranges]:
+    """Yield what single characters of a schema's own strings may be, where they are not free."""
     for word in _LISTED:
         for text in strings_in(schema.get(word)):
             yield from map(charset.of, text)
-    patterns = [schema.get("pattern"), *_map(schema, "patternProperties")]
-    for pattern in patterns:
-        if isinstance(pattern, str):
-            yield from _of_pattern(pattern)
+    pattern = schema.get("pattern")
+    if isinstance(pattern, str):
+        yield from _of_pattern(pattern)
     for name in _map(schema, "properties"):
         yield from map(charset.of, name)
-    for inner in _inside(schema):
-        yield from _sets(inner)
 
 
 def _inside(schema: dict[str, JsonValue]) -> Iterator[JsonValue]:

@@ -6,7 +6,8 @@ agree on expressions without anchors that match a text from end to end: `whole` 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import combinations
 
@@ -85,20 +86,32 @@ def _counts_plainly(node: Node) -> bool:
     return isinstance(node, Chars)
 
 
-def predictive(node: Node) -> bool:
-    """Whether the first character always tells which alternative is meant.
+def distinct(node: Node) -> bool:
+    """Whether nothing may be left out of alternatives that begin alike.
 
-    xgrammar takes too much where alternatives begin alike.
+    xgrammar 0.2 takes too much there: of a(?:b(?:|c)|b) also "abcc".
     """
     match node:
         case Alternation(options):
             firsts = [_firsts(option) for option in options]
             apart = all(not charset.meet(one, two) for one, two in combinations(firsts, 2))
-            return apart and all(predictive(option) for option in options)
+            return (apart or all(map(_solid, options))) and all(map(distinct, options))
         case Concat(items):
-            return all(predictive(item) for item in items)
+            return all(map(distinct, items))
         case Repeat(item, _, _):
-            return predictive(item)
+            return distinct(item)
+    return True
+
+
+def _solid(node: Node) -> bool:
+    """Whether no part may be empty."""
+    if nullable(node):
+        return False
+    match node:
+        case Alternation(items) | Concat(items):
+            return all(map(_solid, items))
+        case Repeat(item, _, _):
+            return _solid(item)
     return True
 
 
@@ -195,17 +208,60 @@ def without(node: Node, characters: charset.Ranges) -> Node | None:
 
     A set that has others too is left as it is.
     """
+    others = charset.complement(characters)
+
+    def change(of: Chars) -> Chars | None:
+        return of if of.class_text or charset.meet(of.ranges, others) else None
+
+    return _with_sets(node, change)
+
+
+def keeping_quotes_out(node: Node) -> Node | None:
+    """Return the expression without NUL in sets that lack a quote or a backslash, which then do not
+    have all control characters; None: nothing is left."""
+    return _with_sets(node, _keeping_quotes_out)
+
+
+_QUOTES = charset.of('"\\')
+_NUL = charset.of("\0")
+# Of Unicode's properties, categories and scripts that have no control characters.
+_WITHOUT_CONTROLS = re.compile(
+    r"((General_Category|gc)=)?([LMNPSZ][a-z]?|Letter|Mark|Number|Punctuation|Symbol|Separator"
+    r"|[A-Z][a-z]+_(Letter|Mark|Number|Punctuation|Symbol|Separator))"
+    r"|Alphabetic|Lowercase|Uppercase|(Script|sc)=(?!Common|Zyyy).*"
+)
+
+
+def _keeping_quotes_out(of: Chars) -> Chars | None:
+    text = of.class_text
+    if text.startswith("[^"):
+        return Chars(of.ranges, r"[^\u0000" + ("\\" if text[2] == "-" else "") + text[2:])
+    if text.startswith(r"\P"):
+        return Chars(of.ranges, rf"[^\u0000\p{text[2:]}]")
+    if text:
+        names = re.findall(r"\\p\{(.*?)\}", text)
+        plain = r"\P{" not in text and all(map(_WITHOUT_CONTROLS.fullmatch, names))
+        return of if plain else None
+    if charset.meet(of.ranges, _QUOTES) == _QUOTES or not charset.meet(of.ranges, _NUL):
+        return of
+    rest = charset.meet(of.ranges, charset.complement(_NUL))
+    return Chars(rest) if rest else None
+
+
+def _with_sets(node: Node, change: Callable[[Chars], Chars | None]) -> Node | None:
+    """Return the expression with every set changed, and without what needs one that is dropped
+    (None); None: all does."""
     match node:
-        case Chars(ranges, ""):
-            return node if charset.meet(ranges, charset.complement(characters)) else None
+        case Chars():
+            return change(node)
         case Concat(items):
-            parts = [without(item, characters) for item in items]
+            parts = [_with_sets(item, change) for item in items]
             return None if None in parts else join(*(part for part in parts if part))
         case Alternation(options):
-            found = [one for option in options if (one := without(option, characters))]
+            found = [one for option in options if (one := _with_sets(option, change))]
             return either(*found) if found else None
         case Repeat(item, low, high):
-            inner = without(item, characters)
+            inner = _with_sets(item, change)
             if inner is None:
                 return None if low else EMPTY
             return Repeat(inner, low, high)

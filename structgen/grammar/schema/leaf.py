@@ -127,10 +127,14 @@ class Leaf:
         about: list[Assertion] = list(group.patterns)
         about += [group.length] if group.length else []
         for form in group.formats:
-            found = formats.assertions(form.name, form.places)
-            if all(map(self._takes, found)):
-                about += found
-            elif form.name in self._dialect.formats and not about:
+            exact = formats.assertions(form.name, form.places)
+            near = formats.simple(form.name, form.places)
+            if all(map(self._takes, exact)):
+                about += exact
+            elif near is not None and self._takes(near):
+                about.append(near)
+                self.verified.update(dict.fromkeys(form.places))
+            elif form.name in self._dialect.formats and not about and len(group.formats) == 1:
                 self.verified.update(dict.fromkeys(form.places))
                 return {"format": form.name}
             else:

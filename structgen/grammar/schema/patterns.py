@@ -32,9 +32,11 @@ def written(pattern: str, dialect: Dialect) -> str | None:
     node = language.whole(pattern)
     if node is not None:
         node = language.without(node, charset.of("".join(dialect.not_in_patterns)))
+    if node is not None and dialect.quotes_slip_in:
+        node = language.keeping_quotes_out(node)
     if node is not None and not dialect.intricate_patterns:
         node = language.spelt_out(node)
-    if node is None or not (dialect.intricate_patterns or language.predictive(node)):
+    if node is None or not (dialect.intricate_patterns or language.distinct(node)):
         return None
     text = language.anchored(node)
     special = "\\p{" in text or "\\P{" in text
