@@ -28,6 +28,7 @@ from structgen.grammar.schema import XGRAMMAR, prepare
 from structgen.grammar.schema.language import whole
 from structgen.grammar.schema.regex import RegexError, RegexUnsupported
 from structgen.grammar.schema.regex import parse as parse_regex
+from structgen.grammar.unique_names import leaves_names_open
 from structgen.keywords import KeywordReport
 
 TAG_FIELD = f"{FIELD}.structural_tag"
@@ -43,10 +44,12 @@ _UNSUPPORTED = (
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """text: what xgrammar is given.  keywords: of all schemas inside, by pointers into the tag."""
+    """text: what xgrammar is given.  keywords: of all schemas inside, by pointers into the tag.
+    names_are_open: one of them allows objects with properties that it does not list."""
 
     text: str
     keywords: list[KeywordReport]
+    names_are_open: bool
 
 
 def prepare_tag(text: str, write_schema: WriteSchema) -> Prepared:
@@ -64,7 +67,8 @@ def prepare_tag(text: str, write_schema: WriteSchema) -> Prepared:
         raise _fault("/type", 'must be "structural_tag"')
     written = {"type": "structural_tag", "format": reader.format(tag.inner("format"))}
     tag.refuse_others()
-    return Prepared(json.dumps(written, ensure_ascii=False), reader.keywords)
+    text = json.dumps(written, ensure_ascii=False)
+    return Prepared(text, reader.keywords, reader.names_are_open)
 
 
 class _Node:
@@ -133,10 +137,11 @@ class _Node:
 
 
 class _Reader:
-    """keywords: of the schemas so far."""
+    """keywords, names_are_open: of the schemas so far."""
 
     def __init__(self, write_schema: WriteSchema) -> None:
         self.keywords: list[KeywordReport] = []
+        self.names_are_open = False
         self._write_schema = write_schema
         self._num_formats = 0
         self._readers: Mapping[str, Callable[[_Node], Members]] = {
@@ -194,6 +199,7 @@ class _Reader:
             msgspec.structs.replace(report, pointer=pointer + report.pointer)
             for report in prepared.reports
         ]
+        self.names_are_open |= leaves_names_open(json.loads(prepared.schema_text))
         return {"type": "grammar", "grammar": self._write_schema(prepared.schema_text)}
 
     def _grammar(self, node: _Node) -> Members:

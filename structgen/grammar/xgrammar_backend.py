@@ -52,10 +52,11 @@ from structgen.grammar.base import (
 from structgen.grammar.beginning import require_a_beginning
 from structgen.grammar.ebnf import Grammar, to_gbnf
 from structgen.grammar.ecma_regex import Style, translate
+from structgen.grammar.embedded_names import EmbeddedNameWatch
 from structgen.grammar.guard import TextGuard, TextWatch, json_automaton, utf8_automaton
 from structgen.grammar.notations import grammar_of
 from structgen.grammar.pace import Pace
-from structgen.grammar.structural_tag import prepare_tag
+from structgen.grammar.structural_tag import Prepared, prepare_tag
 from structgen.grammar.tag_outline import outline
 from structgen.grammar.unique_names import Names, NameWatch, names_are_open
 from structgen.grammar.watch import Watch, Watches
@@ -65,12 +66,8 @@ from structgen.grammar.watch import Watch, Watches
 _LOOKAHEAD = r" (=([ \n\r\t]* [,}\]:]))"
 _BOUNDED_CHARACTER = r"[^\"\\\r\n]"
 _PLAIN_CHARACTER = r"[^\0-\x1f\"\\\r\n]"
-# Escapes without lone surrogates.
-_ESCAPE = (
-    r'basic_escape ::= ["\\/bfnrt] | "u" ([0-9A-CEFa-cef] [0-9A-Fa-f]{3}'
-    r" | [Dd] [0-7] [0-9A-Fa-f]{2}"
-    r' | [Dd] [89ABab] [0-9A-Fa-f]{2} "\\u" [Dd] [C-Fc-f] [0-9A-Fa-f]{2})'
-)
+# Escapes that leave every character one spelling.
+_ESCAPE = r'basic_escape ::= ["\\bfnrt] | "u00" ("0" [0-7bef] | "1" [0-9a-f])'
 
 # FLEXIBLE: blanks between tokens, at most this many, so that an answer cannot pad for ever.
 MAX_BLANKS = 2
@@ -134,6 +131,10 @@ class XGrammarBackend(GrammarBackend):
             matcher.pace.charge(time.thread_time() - began)
 
     def _watch(self, constraint: Constraint) -> Watch:
+        if isinstance(constraint, StructuralTag):
+            text = TextWatch(self._text)
+            is_open = _prepared(constraint.structural_tag).names_are_open
+            return Watches([text, EmbeddedNameWatch(self._names)]) if is_open else text
         if not isinstance(constraint, JsonSchema | JsonObject):
             return TextWatch(self._text)
         text = TextWatch(self._json_text)
@@ -173,7 +174,7 @@ def _text(constraint: Constraint) -> str:
         case Ebnf() | Lark():
             return to_gbnf(grammar_of(constraint))
         case StructuralTag(structural_tag=tag):
-            return _written(tag)
+            return _prepared(tag).text
         case Choice(options=options):
             # GBNF string literals have JSON's escapes, but no surrogate pairs.
             rule = " | ".join(json.dumps(option, ensure_ascii=False) for option in options)
@@ -197,7 +198,9 @@ class XGrammarCompiled(CompiledConstraint):
 
     @property
     def outline(self) -> Grammar | None:
-        return None if self._tag is None else outline(json.loads(_written(self._tag))["format"])
+        if self._tag is None:
+            return None
+        return outline(json.loads(_prepared(self._tag).text)["format"])
 
     @property
     def size_bytes(self) -> int:
@@ -285,9 +288,9 @@ def _common_beginning(texts: Sequence[bytes]) -> bytes:
 
 
 @lru_cache(maxsize=8)  # asked for when it is compiled, and when its outline is wanted
-def _written(tag: str) -> str:
+def _prepared(tag: str) -> Prepared:
     """Return a structural tag for xgrammar.  Raises ConstraintError, ConstraintTooLarge."""
-    return prepare_tag(tag, _schema_grammar).text
+    return prepare_tag(tag, _schema_grammar)
 
 
 def _schema_grammar(schema: str) -> str:

@@ -311,3 +311,65 @@ def test_the_ways_to_the_end_are_known(format: object, begun: str, ending: str) 
     exit = Backends(BYTES).compile(of(format)).exit
     assert exit is not None
     assert ending in endings(exit.patterns, begun)
+
+
+FREE = tag("<f=any>", {"type": "json_schema", "json_schema": {"type": "object"}}, "</f>")
+FREE_CALLS = {"type": "triggered_tags", "triggers": ["<f="], "tags": [FREE]}
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ('<f=any>{"a": 1, "b": {"a": 1}}</f> <f=any>{"a": 1}</f>', True),
+        ('<f=any>{"a": 1, "a": 2}</f>', False),
+        ('<f=any>{"b": [{"a": 1, "a": 2}]}</f>', False),
+        ('<f=any>{"a\\n": 1, "a\\n": 2}</f>', False),
+        ('<f=any>{"a": 1, "\\u0061": 2}</f>', False),  # no name has two spellings
+        ('{ " <f=any>{"a": 1, "a": 2}</f>', False),
+        ('{"x": "<f=any>{"a": 1, "a": 2}</f>', False),
+        ('<f=any>{"a": "{", "b": "{ , ", "c": "{ , ", "d": ", "}</f>', True),
+        ('{"a": x, "a": y}, {a, "a", "a"} and {"a" 1, "a": 1}', True),  # no JSON
+    ],
+)
+def test_objects_in_tags_name_nothing_twice(text: str, allowed: bool) -> None:
+    assert Judge(of(FREE_CALLS), BYTES).obeys(text) == allowed
+    vocabulary = Vocabulary(
+        [*BYTES.token_bytes, b'", "', b'{"a": 1, "', b'"a"', b'a": 1, "a"', b'}{"']
+    )
+    assert Judge(of(FREE_CALLS), vocabulary).obeys(text) == allowed
+
+
+def test_of_names_in_tags_the_masks_allow_what_is_accepted() -> None:
+    pieces = [
+        b'{"a": 1, "a',
+        b'", "',
+        b'": ',
+        b'"a"',
+        b'"a": ',
+        b'{"',
+        b'"}',
+        b'}, "a": {"a": 1',
+        b'""',
+    ]
+    texts = [*(bytes([byte]) for byte in b'<1>/ {}[]",:a'), b"", *pieces]
+    vocabulary = Vocabulary(texts)
+    chosen = Backends(vocabulary).compile(of(FREE | {"begin": "<1>", "end": "</1>"}))
+    objects = 0
+    for seed in range(120):
+        rng, matcher = random.Random(seed), chosen.grammar.new_matcher()
+        words, text = bitmask.allocate(1, vocabulary.size), b""
+        while not matcher.accepting and len(text) < 200:
+            chosen.backend.fill([matcher], words, [0])
+            allowed = list(bitmask.unpack(words[0], vocabulary.size))
+            ends = [token for token in allowed if texts[token][-1:] in b'"}]/']
+            matcher.accept(token := rng.choice(ends if ends and rng.random() < 0.6 else allowed))
+            text += texts[token]
+        if matcher.accepting:
+            objects += 1
+            json.loads(text[3:-4], object_pairs_hook=require_unique)
+    assert objects > 20
+
+
+def require_unique(pairs: list[tuple[str, object]]) -> None:
+    names = [name for name, _ in pairs]
+    assert len(names) == len(set(names)), names
