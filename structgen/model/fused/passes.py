@@ -106,12 +106,13 @@ def _choose_pack(bits, source, width, out, scales, starts):
 
 
 def _pack_plain(bits, source, width, out, scales, starts):
-    step = LANES * vectors.element_size(bits)
+    step = LANES * vectors.activation_size(bits)
     for index in range(width // LANES):
         vectors.pack(bits, vectors.load(source + index * _LINE), out + index * step)
 
 
 def _pack_groups(bits, source, width, out, scales, starts):
+    size = vectors.activation_size(bits)
     poison = vectors.splat(np.float32(0))
     for group in range(width // GROUP):
         at = source + 4 * GROUP * group
@@ -125,7 +126,7 @@ def _pack_groups(bits, source, width, out, scales, starts):
         factor = vectors.splat(np.float32(127) / peak if peak > 0 else np.float32(0))
         for offset in range(0, GROUP, LANES):
             lanes = vectors.load(at + 4 * offset) * factor
-            packed = vectors.pack(bits, lanes, out + GROUP * group + offset)
+            packed = vectors.pack(bits, lanes, out + size * (GROUP * group + offset))
             numbers = vectors.add_numbers(numbers, packed)
         vectors.store_one(peak / np.float32(127), scales + 4 * group)
         vectors.store_whole(np.int32(-128) * vectors.total_number(numbers), starts + 4 * group)
@@ -171,7 +172,7 @@ def _make_activations(bits, step, first, stop):
         elif step.kind == ACTIVATE:
             source += 4 * width * row
             _activate(source, width)
-        out = step.out + step.row_width * vectors.element_size(bits) * row
+        out = step.out + step.row_width * vectors.activation_size(bits) * row
         scales, starts = step.row_scales + groups * row, step.row_starts + groups * row
         _pack(bits, source, width, out, scales, starts)
 
@@ -225,7 +226,7 @@ def _choose_sum_products(bits, rows, step, x, row, weights):
 
 
 def _sum_plain(bits, rows, step, x, row, weights):
-    x_step = step.row_width * vectors.element_size(bits)
+    x_step = step.row_width * vectors.activation_size(bits)
     tile = vectors.zeros(rows)
     for word in range(step.width * vectors.element_size(bits) // 4):
         words = weights + _PANEL_LINE * word
@@ -237,13 +238,14 @@ def _sum_plain(bits, rows, step, x, row, weights):
 def _sum_groups(bits, rows, step, x, row, weights):
     groups = 4 * (step.row_width // GROUP)
     scales, starts = step.row_scales + groups * row, step.row_starts + groups * row
+    size = vectors.activation_size(bits)
     tile = vectors.zeros(rows)
     for group in range(0, 4 * (step.width // GROUP), 4):
         whole = vectors.starts(rows, starts + group, groups)
         for _ in range(GROUP // 4):
-            whole = vectors.add_products(bits, whole, x, step.row_width, weights)
+            whole = vectors.add_products(bits, whole, x, size * step.row_width, weights)
             vectors.prefetch(weights + _AHEAD)
-            x += 4
+            x += 4 * size
             weights += _PANEL_LINE
         tile = vectors.add_scaled(tile, whole, scales + group, groups)
     return tile
@@ -252,7 +254,7 @@ def _sum_groups(bits, rows, step, x, row, weights):
 @_jit(forceinline=True)
 def _tile(bits, rows, step, row, column, weights):
     """Multiply the rows of one tile, an element of the tuple `rows` each, by one panel."""
-    x = step.x + step.row_width * vectors.element_size(bits) * row
+    x = step.x + step.row_width * vectors.activation_size(bits) * row
     tile = _sum_products(bits, rows, step, x, row, weights)
     tile = vectors.scale_columns(tile, step.scales + 4 * column, step.biases + 4 * column)
     out_step = 4 * step.num_columns

@@ -20,7 +20,8 @@ class Scratch:
     widest; scales and starts: of their groups.
     """
 
-    def __init__(self, decoder: Decoder, element_size: int, num_rows: int) -> None:
+    def __init__(self, decoder: Decoder, activation_size: int, num_rows: int) -> None:
+        """activation_size: bytes of an element."""
         layer = decoder.layers[0]
         hidden = layer.qkv.width
         self.row_width = max(hidden, layer.output.width, layer.down.width)
@@ -32,7 +33,8 @@ class Scratch:
         self.queries = torch.empty(num_rows, decoder.num_heads, decoder.head_dim)
         self.keys, self.values = torch.empty(kv_shape), torch.empty(kv_shape)
         self.gate_up = torch.empty(num_rows, layer.gate_up.num_columns)
-        self.activations = torch.empty(num_rows * self.row_width * element_size, dtype=torch.uint8)
+        num_bytes = num_rows * self.row_width * activation_size
+        self.activations = torch.empty(num_bytes, dtype=torch.uint8)
         groups = num_rows * (self.row_width // passes.GROUP)
         self.scales, self.starts = torch.empty(groups), torch.empty(groups, dtype=torch.int32)
         # A page of it takes memory once it is written to.

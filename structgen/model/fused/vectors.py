@@ -4,7 +4,9 @@ Memory is addressed by plain integers, in bytes: a pass is told where its operan
 arrays would only be taken apart again.  A *word* is 4 bytes of operands of a product, as many as
 fit; `bits` says what they are:
 
-    np.int8      4 whole numbers: activations as they are, weights plus 128
+    np.int8      4 whole numbers: activations as they are, weights plus 128.  A CPU that multiplies
+                 no bytes but pairs of 16 bits (AVX2) has activations of 16 bits, two words for one
+                 of weights: the first and third number, the second and fourth
     np.uint16    2 bfloat16, as raw bits, for numba has no such type
     np.float32   1 number
 
@@ -35,15 +37,17 @@ def _cpu_features() -> set[str]:
 
 
 _FEATURES = _cpu_features()
-_HAS_INT8_DOT = "avx512vnni" in _FEATURES
 _HAS_BFLOAT16_DOT = "avx512bf16" in _FEATURES
-LANES = 16 if "avx512f" in _FEATURES else 8
+LANES = 16 if {"avx512f", "avx512bw"} <= _FEATURES else 8
+_HAS_INT8_DOT = ("avx512vnni" if LANES == 16 else "avxvnni") in _FEATURES
+_HAS_PAIR_DOT = "avx2" in _FEATURES and not _HAS_INT8_DOT
 PANEL_VECTORS = 2
-HAS_32_REGISTERS = "avx512f" in _FEATURES
+HAS_32_REGISTERS = LANES == 16
 
 _BYTE, _HALF_WORD, _WORD = ir.IntType(8), ir.IntType(16), ir.IntType(32)
 _FLOAT = ir.FloatType()
 _BYTES = ir.VectorType(_BYTE, 4 * LANES)
+_HALF_WORDS = ir.VectorType(_HALF_WORD, 2 * LANES)
 _WORDS = ir.VectorType(_WORD, LANES)
 _FLOATS = ir.VectorType(_FLOAT, LANES)
 _FLOATS_SIZE = 4 * LANES
@@ -334,13 +338,21 @@ def pack(typing: Any, bits: Any, vector: Any, address: Any) -> Any:
         if bits.instance_type == types.int8:
             lanes = _call(builder, f"llvm.rint.v{LANES}f32", _FLOATS, lanes)
             result = builder.fptosi(lanes, _WORDS)
-            lanes = builder.trunc(result, ir.VectorType(_BYTE, LANES))
+            lanes = _whole_operands(builder, result)
         elif bits.instance_type == types.uint16:
             lanes = _bfloat16(builder, lanes)
         _write(builder, lanes, target)
         return result
 
     return _words(bits, _floats, types.intp), build
+
+
+def _whole_operands(builder: Any, numbers: Any) -> Any:
+    if not _HAS_PAIR_DOT:
+        return builder.trunc(numbers, ir.VectorType(_BYTE, LANES))
+    halves = builder.trunc(numbers, ir.VectorType(_HALF_WORD, LANES))
+    order = [first + place for first in range(0, LANES, 4) for place in (0, 2, 1, 3)]
+    return builder.shuffle_vector(halves, halves, ir.Constant(_WORDS, order))
 
 
 def _bfloat16(builder: Any, lanes: Any) -> Any:
@@ -374,12 +386,26 @@ def prefetch(typing: Any, address: Any) -> Any:
 
 @intrinsic
 def element_size(typing: Any, bits: Any) -> Any:
-    """Return the bytes of one element."""
+    """Return the bytes of one element of weights."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return ir.IntType(64)(bits.instance_type.bitwidth // 8)
 
     return types.int64(bits), build
+
+
+@intrinsic
+def activation_size(typing: Any, bits: Any) -> Any:
+    """Return the bytes of one element of activations."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return ir.IntType(64)(bytes_of_activation(bits.instance_type.bitwidth // 8))
+
+    return types.int64(bits), build
+
+
+def bytes_of_activation(bytes_of_weight: int) -> int:
+    return 2 if bytes_of_weight == 1 and _HAS_PAIR_DOT else bytes_of_weight
 
 
 # --- products: a tile is a tuple, of the vectors of a panel's columns, row by row ---
@@ -421,13 +447,21 @@ def add_products(typing: Any, bits: Any, tile: Any, x: Any, step: Any, weights: 
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _, tuple_, source, step, factors = arguments
+        dot = _DOTS[bits.instance_type]
+        in_pairs = dot is _dot_int8 and _HAS_PAIR_DOT
         panel = _read_panel(builder, factors, _WORDS)
+        if in_pairs:
+            panel = [_halves(builder, vector) for vector in panel]
         results: list[Any] = []
         for place in _row_addresses(builder, len(tile) // PANEL_VECTORS, source, step):
-            word = _splat(builder, _read(builder, place, _WORD))
+            offsets = (0, 4) if in_pairs else (0,)
+            words = [_splat(builder, _read(builder, place, _WORD, offset)) for offset in offsets]
             for vector in panel:
                 old = builder.extract_value(tuple_, len(results))
-                results.append(_DOTS[bits.instance_type](builder, old, word, vector))
+                if in_pairs:
+                    results.append(_dot_pairs(builder, old, words, vector))
+                else:
+                    results.append(dot(builder, old, words[0], vector))
         return context.make_tuple(builder, signature.return_type, results)
 
     return tile(bits, tile, types.intp, types.intp, types.intp), build
@@ -518,6 +552,20 @@ def _dot_int8(builder: Any, old: Any, word: Any, vector: Any) -> Any:
         left = builder.ashr(builder.shl(word, _whole(shift)), _whole(24))
         right = builder.lshr(builder.shl(vector, _whole(shift)), _whole(24))
         old = builder.add(old, builder.mul(left, right))
+    return old
+
+
+def _halves(builder: Any, words: Any) -> list[Any]:
+    """Emit the first and third byte of each word, and the second and fourth, as 16 bits each."""
+    moved = [words, builder.lshr(words, _whole(8))]
+    return [builder.bitcast(builder.and_(one, _whole(0x00FF00FF)), _HALF_WORDS) for one in moved]
+
+
+def _dot_pairs(builder: Any, old: Any, words: list[Any], halves: list[Any]) -> Any:
+    name = "llvm.x86.avx512.pmaddw.d.512" if LANES == 16 else "llvm.x86.avx2.pmadd.wd"
+    for word, half in zip(words, halves, strict=True):
+        pairs = builder.bitcast(word, _HALF_WORDS)
+        old = builder.add(old, _call(builder, name, _WORDS, half, pairs))
     return old
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from llvmlite.binding import get_host_cpu_features
 
 from structgen.model.attention import get_backend
 from structgen.model.attention.base import AttentionMetadata
@@ -145,19 +146,34 @@ def test_packed_weights_leave_the_model() -> None:
 
 
 SCRIPT = """
-import torch
+import sys, torch
 from tests.model.fused.test_fused_forward import Batch, forward, sequences
-for dtype in (torch.int8, torch.bfloat16, torch.float32):
+for name in sys.argv[1:]:
+    dtype = getattr(torch, name.removeprefix("torch."))
     [logits] = Batch(forward("llama", dtype), sequences(20)).logits(64)
     print(*logits[-1].tolist())
 """
 
 
-def test_a_cpu_without_the_instructions_computes_the_same() -> None:
-    """The oldest CPU of the kind has neither products of bytes nor of bfloat16."""
-    environment = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
+# What llvm calls some CPUs; what another needs to have to play them; what is computed.
+_AVX2 = "+sse4.2,+avx,+avx2,+fma,+f16c,+bmi,+bmi2"
+CPUS = {
+    # The oldest of the kind has neither products of bytes nor of bfloat16.
+    "generic": ("", DTYPES),
+    "haswell": (_AVX2, [torch.int8]),
+    "skylake-avx512": (_AVX2 + ",+avx512f,+avx512bw,+avx512dq,+avx512vl", [torch.int8]),
+}
+
+
+@pytest.mark.parametrize("name", CPUS)
+def test_a_cpu_without_the_instructions_computes_the_same(name: str) -> None:
+    features, dtypes = CPUS[name]
+    has = {feature for feature, is_there in get_host_cpu_features().items() if is_there}
+    if lacks := [one for one in features.split(",") if one and one[1:] not in has]:
+        pytest.skip(f"this CPU cannot play {name}: it lacks {', '.join(lacks)}")
+    environment = {**os.environ, "NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
+        [sys.executable, "-c", SCRIPT, *map(str, dtypes)],
         cwd=Path(__file__).parents[3],
         env=environment,
         capture_output=True,
@@ -166,7 +182,7 @@ def test_a_cpu_without_the_instructions_computes_the_same() -> None:
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    for dtype, line in zip(DTYPES, lines, strict=True):
+    for dtype, line in zip(dtypes, lines, strict=True):
         [logits] = Batch(forward("llama", dtype), sequences(20)).logits(64)
         found = torch.tensor([float(number) for number in line.split()])
         # Attention adds up in another order there, after which a number may round the other way.
