@@ -69,10 +69,15 @@ def packed_dtype(quantization: str, dtype_name: str, model: torch.nn.Module) -> 
             f"quantization int8 is for Llama, Mistral and Qwen models on a CPU, with numba; "
             f"this is {type(model).__name__} on {next(model.parameters()).device}"
         )
-    is_wanted = quantization == "auto" and dtype_name == "auto" and _has_int8_products()
-    if quantization == "int8" or (is_wanted and can_pack):
+    if can_pack and wants_int8(quantization, dtype_name):
         return torch.int8
     return dtype if can_pack and dtype in (torch.float32, torch.bfloat16) else None
+
+
+def wants_int8(quantization: str, dtype_name: str) -> bool:
+    """Return whether weights are to be int8, on a CPU, of a model that can be packed."""
+    is_default = quantization == "auto" and dtype_name == "auto" and _has_int8_products()
+    return quantization == "int8" or is_default
 
 
 def pack_forward(
@@ -100,5 +105,6 @@ def _can_pack(model: torch.nn.Module) -> bool:
 
 
 def _has_int8_products() -> bool:
-    """Return whether an instruction adds up products of bytes, four in each of 16 lanes."""
-    return bool(torch.cpu.get_capabilities().get("avx512_vnni"))
+    """Return whether an instruction adds up products of whole numbers, if only in pairs: then int8
+    was faster than the other types for any number of rows."""
+    return bool(torch.cpu.get_capabilities().get("avx2"))

@@ -21,10 +21,9 @@ from structgen.messages import ModelInfo
 from structgen.model import inputs
 from structgen.model.attention import get_backend
 from structgen.model.context import forward_context
-from structgen.model.forward import EagerForward, Forward, packed_dtype
 from structgen.model.kv_cache import KVCache, LayerShape, bytes_per_token
-from structgen.model.load import load_model, resolve_dtype
-from structgen.model.probe import checked_forward
+from structgen.model.load import resolve_dtype
+from structgen.model.loaded import load
 from structgen.model.rows import Int64, RequestRows
 from structgen.model.sampling.logprobs import raw_logprobs
 from structgen.model.sampling.sampler import sample
@@ -66,16 +65,11 @@ class ModelRunner:
         self._device = _device(config.device)
         threads = config.threads or os.cpu_count() or 1
         torch.set_num_threads(threads)
-        dtype = resolve_dtype(config.dtype, self._device)
-        kv_dtype = (
-            dtype if config.kv_dtype == "auto" else resolve_dtype(config.kv_dtype, self._device)
-        )
-        model, self._spec = load_model(folder, dtype=dtype, device=self._device)
-        packed = packed_dtype(config.quantization, config.dtype, model)
-        forward = checked_forward(model, self._spec, packed, threads) if packed else None
-        if packed and forward is None:
-            model, _ = load_model(folder, dtype=dtype, device=self._device)
-        self._compute: Forward = forward or EagerForward(model)
+        loaded = load(config, folder, self._device, threads)
+        self._compute, self._spec = loaded.forward, loaded.spec
+        kv_dtype = loaded.dtype
+        if config.kv_dtype != "auto":
+            kv_dtype = resolve_dtype(config.kv_dtype, self._device)
         self._vocab_size = min(vocab_size, self._spec.vocab_size)
         self._attention = get_backend(config.attention, self._device, threads)
         shapes = [LayerShape(layer.num_kv_heads, layer.head_dim) for layer in self._spec.layers]
@@ -101,8 +95,8 @@ class ModelRunner:
             context_length=self.config.context_length,
             eos_ids=eos_ids,
             num_parameters=self._spec.num_parameters,
-            dtype=str(dtype).removeprefix("torch."),
-            quantization="int8" if forward and packed == torch.int8 else "none",
+            dtype=str(loaded.dtype).removeprefix("torch."),
+            quantization="int8" if loaded.is_quantised else "none",
             kv_dtype=str(kv_dtype).removeprefix("torch."),
             device=str(self._device),
             attention=self._attention.name,

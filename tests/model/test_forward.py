@@ -22,7 +22,7 @@ def model(name: str = "llama", dtype: torch.dtype = torch.float32) -> torch.nn.M
 
 @pytest.fixture
 def has_int8_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_vnni": True})
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
 
 
 @pytest.mark.usefixtures("has_int8_products")
@@ -33,7 +33,7 @@ def test_auto_is_int8_unless_a_dtype_was_named() -> None:
 
 
 def test_auto_is_no_int8_on_a_cpu_that_is_slow_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_vnni": False})
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": False})
     assert packed_dtype("auto", "auto", model()) == torch.float32
     assert packed_dtype("int8", "auto", model()) == torch.int8
 
@@ -73,16 +73,29 @@ def test_a_quantization_that_does_not_exist_is_refused() -> None:
         packed_dtype("int3", "auto", model())
 
 
-def runner(quantization: str) -> ModelRunner:
-    folder = resolve("random:llama")
+def runner(quantization: str, model: str = "random:llama") -> ModelRunner:
+    folder = resolve(model)
     tokenizer = Tokenizer.load(folder)
-    config = EngineConfig(model="random:llama", quantization=quantization, threads=1, num_blocks=4)
+    config = EngineConfig(model=model, quantization=quantization, threads=1, num_blocks=4)
     return ModelRunner(config, folder, tokenizer.size, list(tokenizer.eos_ids))
 
 
 @pytest.mark.parametrize(("asked", "told"), [("int8", "int8"), ("none", "none")])
 def test_the_model_says_what_it_was_rounded_to(asked: str, told: str) -> None:
     assert runner(asked).info.quantization == told
+
+
+@pytest.mark.parametrize(
+    ("model", "told"), [("llama", ("int8", "bfloat16")), ("gemma", ("none", "float32"))]
+)
+def test_what_is_not_rounded_to_8_bits_is_what_the_cpu_computes_with(
+    monkeypatch: pytest.MonkeyPatch, model: str, told: tuple[str, str]
+) -> None:
+    """Nothing is computed in bfloat16 beside int8; where there is no int8 it would be slow."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
+    info = runner("auto", f"random:{model}").info
+    assert (info.quantization, info.dtype) == told
+    assert info.kv_dtype == info.dtype
 
 
 def test_packed_weights_that_compute_something_else_are_not_used(

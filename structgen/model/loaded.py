@@ -1,0 +1,39 @@
+"""A folder -> what computes the logits: packed weights, or the model as transformers has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from structgen.config import EngineConfig
+from structgen.model.forward import EagerForward, Forward, packed_dtype, wants_int8
+from structgen.model.load import ModelSpec, load_model, resolve_dtype
+from structgen.model.probe import checked_forward
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """dtype: of weights that are not quantised, and of keys and values unless told otherwise."""
+
+    forward: Forward
+    spec: ModelSpec
+    dtype: torch.dtype
+    is_quantised: bool
+
+
+def load(config: EngineConfig, folder: Path, device: torch.device, threads: int) -> Loaded:
+    """Raises ConfigError: the model cannot be loaded, or not as the config wants it."""
+    dtype = resolve_dtype(config.dtype, device)
+    # Beside weights of 8 bits nothing is computed in their dtype, so it may be the smaller one.
+    may_quantise = device.type == "cpu" and wants_int8(config.quantization, config.dtype)
+    held = torch.bfloat16 if may_quantise and config.dtype == "auto" else dtype
+    model, spec = load_model(folder, dtype=held, device=device)
+    packed = packed_dtype(config.quantization, config.dtype, model)
+    if packed == torch.int8 or held == dtype:
+        forward = checked_forward(model, spec, packed, threads) if packed else EagerForward(model)
+        if forward:
+            return Loaded(forward, spec, held, packed == torch.int8)
+    model, spec = load_model(folder, dtype=dtype, device=device)
+    return Loaded(EagerForward(model), spec, dtype, False)
