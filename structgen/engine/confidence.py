@@ -6,10 +6,7 @@ import math
 
 MAX_DRAFTS = 8  # in a step
 
-# A drafted token makes a step of one row longer by some 2 %, one of 32 rows by 1 %, and saves its
-# request a step if it is kept: it must be that likely.
-COST_PER_ROW = 0.02
-MIN_COST, MAX_COST = 0.05, 0.6
+MIN_COST, MAX_COST = 0.02, 0.9  # of a guess, of what it saves if it is right
 MEMORY = 0.9  # how much of what was learnt of a request's guesses lasts from one to the next
 PROBE_EVERY = 24  # tokens after which a request whose guesses failed gets another
 
@@ -33,9 +30,12 @@ class Confidence:
         else:
             self._since_last += 1
 
-    def length(self, num_rows: int) -> int:
-        """Return how many tokens to draft in a step of so many rows, if any guess is found."""
-        cost = min(max(COST_PER_ROW * num_rows, MIN_COST), MAX_COST)
+    def length(self, cost: float) -> int:
+        """Return how many tokens to draft, if any guess is found.
+
+        cost: of a draft, of what it saves if it is kept: it must be that likely.
+        """
+        cost = min(max(cost, MIN_COST), MAX_COST)
         rate = min(self._hits / self._tries, 0.98)
         if rate >= cost:
             return min(int(math.log(cost) / math.log(rate)), MAX_DRAFTS)

@@ -114,7 +114,9 @@ class EngineCore:
         self.overlap = overlap
         self._kv = KVManager(config.num_blocks, config.block_size, salt=salt)
         self.scheduler = Scheduler(config, self._kv)
-        self._answers = Answers(self.scheduler, grammars, Drafts(drafters))
+        drafts = Drafts(drafters)
+        self._step_cost = drafts.cost
+        self._answers = Answers(self.scheduler, grammars, drafts)
         self._deadlines: list[tuple[float, str]] = []
         self._samples: dict[str, list[Request]] = {}  # by message id, those that have not ended
         self._sequence = 0
@@ -191,6 +193,8 @@ class EngineCore:
             self._executor.execute_model(plan)
         with self._trace.span("join"):
             result = self._executor.sample_tokens(mask)
+        num_tokens = sum(len(row.token_ids) for row in plan.rows)
+        self._step_cost.took(len(plan.rows), num_tokens, result.forward_s)
         with self._trace.span("commit", rows=len(plan.rows)):
             # First of all: a request aborted during the forward gets no more tokens.
             self._drain_inbox()

@@ -22,6 +22,7 @@ from typing import Protocol
 from structgen.constraints import Constraint
 from structgen.engine.ngrams import BORDER, Ngrams
 from structgen.engine.request import Request
+from structgen.engine.step_cost import StepCost
 
 MAX_SKELETONS = 64  # constraints whose answers are remembered
 MAX_SKELETON_TOKENS = 8192  # of each
@@ -81,14 +82,19 @@ def usual() -> Sequence[Drafter]:
 
 
 class Drafts:
-    """All drafters together; without any, there are no guesses."""
+    """All drafters together; without any, there are no guesses.
+
+    cost: of a draft, to be told of every step.
+    """
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = drafters
+        self.cost = StepCost()
 
     def propose(self, request: Request, num_rows: int) -> list[int]:
         """Return what the next step of a request may be computed with, for verification."""
-        limit = min(request.confidence.length(num_rows), request.limit - len(request.tokens) - 1)
+        worth = request.confidence.length(self.cost.of_draft(num_rows))
+        limit = min(worth, request.limit - len(request.tokens) - 1)
         if limit <= 0:
             return []
         guesses = [drafter.propose(request, limit) for drafter in self._drafters]

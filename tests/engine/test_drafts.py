@@ -13,6 +13,7 @@ from structgen.engine.confidence import MAX_DRAFTS, PROBE_EVERY, Confidence
 from structgen.engine.drafts import usual
 from structgen.engine.ngrams import BORDER, Ngrams
 from structgen.engine.request import Request
+from structgen.engine.step_cost import StepCost
 from structgen.messages import Abort, EngineOutput, FinishReason
 from structgen.params import JumpForward
 
@@ -196,16 +197,45 @@ def test_what_followed_is_found_by_the_longest_match() -> None:
 
 def test_guesses_that_fail_are_given_up_and_tried_again() -> None:
     confidence = Confidence()
-    assert confidence.length(1) > 1
+    assert confidence.length(0.1) > 1
     for _ in range(12):
         confidence.judged(4, 0)
-    assert confidence.length(32) == 0
+    assert confidence.length(0.6) == 0
     for _ in range(PROBE_EVERY):
         confidence.judged(0, 0)
-    assert confidence.length(32) == 1
+    assert confidence.length(0.6) == 1
     for _ in range(12):
         confidence.judged(4, 4)
-    assert 4 < confidence.length(32) <= MAX_DRAFTS
+    assert 4 < confidence.length(0.6) <= MAX_DRAFTS
+
+
+def test_what_a_draft_costs_is_learnt_from_the_steps() -> None:
+    """Where reading the weights is all of a step, as on a GPU, a token more costs next to nothing;
+    where each row takes as long as the last, it costs nearly as much as it saves."""
+    for start_s, token_s in ((10e-3, 0.01e-3), (5e-3, 0.5e-3), (0.1e-3, 1e-3)):
+        cost = StepCost()
+        for step in range(200):
+            num_rows, extra = 16, (0, 5, 300)[step % 3]
+            cost.took(num_rows, num_rows + extra, start_s + token_s * (num_rows + extra))
+        expected = token_s / (start_s / 16 + token_s)
+        assert cost.of_draft(16) == pytest.approx(expected, rel=0.02)
+
+
+def test_before_anything_is_learnt_drafts_cost_more_beside_many_rows() -> None:
+    cost = StepCost()
+    for _ in range(50):
+        cost.took(4, 4, 10e-3)  # all alike: they tell nothing of one token more
+    costs = [cost.of_draft(num_rows) for num_rows in (1, 8, 32, 256)]
+    assert costs == sorted(costs)
+    assert 0.05 < costs[0] < 0.1
+    assert 0.5 < costs[2] < costs[3] < 0.7
+
+
+def test_steps_that_take_no_time_do_no_harm() -> None:
+    cost = StepCost()
+    for step in range(100):
+        cost.took(2, 2 + step % 7, 0.0)
+    assert 0 <= cost.of_draft(2) < 1
 
 
 @pytest.mark.parametrize("end", [EOS, 9])
