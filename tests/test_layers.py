@@ -34,6 +34,8 @@ NUMBA = (
     "structgen.model.attention.numba_kernel",
     "structgen.model.attention.numba_panels",
     "structgen.model.attention.numba_vectors",
+    "structgen.model.compiled.compiler",
+    "structgen.model.compiled.threads",
     "structgen.model.fused.passes",
     "structgen.model.fused.vectors",
 )
@@ -202,6 +204,23 @@ def test_no_two_parts_need_each_other() -> None:
 def test_a_library_is_imported_only_by_its_owner(library: str) -> None:
     found = violations(["structgen"], [library])
     assert show(one for one in found if not within(one.importer, OWNERS[library])) == []
+
+
+@pytest.mark.parametrize(
+    "kernel", ["structgen.model.attention.numba_kernel", "structgen.model.fused.passes"]
+)
+def test_a_kernel_on_disk_is_renewed_when_a_module_changes_that_it_is_made_of(kernel: str) -> None:
+    """numba looks at the kernel's own file; the digest has to name all others."""
+    needed, added = {kernel}, {kernel}
+    while added:
+        added = {one.imported for one in violations(added, NUMBA)} - needed
+        needed |= added
+    names = [
+        {ast.unparse(argument) for argument in node.args}
+        for node in ast.walk(ast.parse(sources()[kernel].read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "compiler.digest"
+    ]
+    assert names == [{module.rpartition(".")[2] for module in needed - {kernel}}]
 
 
 def test_only_the_config_reads_the_environment() -> None:

@@ -29,6 +29,7 @@ from structgen.model.attention import numba_kernel as kernel
 from structgen.model.attention.base import AttentionBackend, AttentionMetadata
 from structgen.model.attention.numba_panels import KEY_TILE, MAX_HEAD_DIM
 from structgen.model.attention.numba_vectors import Kind, kind_of
+from structgen.model.compiled.threads import COUNTER
 from structgen.model.team import Team
 
 log = logs.get(__name__)
@@ -73,7 +74,7 @@ class NumbaCpuAttention(AttentionBackend):
         self._frame = ctypes.create_string_buffer(_FRAME.size)
         self._frame_address = ctypes.addressof(self._frame)
         self._scratch = torch.zeros(0, dtype=torch.int8)
-        self._counters = np.zeros((2, self._team.size, kernel.COUNTER), np.int64)
+        self._counters = np.zeros((2, self._team.size, COUNTER), np.int64)
 
     def kv_shape(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int

@@ -25,14 +25,10 @@ Scratch is rows of float32, SCORE_STEP or DIM_STEP bytes apart.
 from __future__ import annotations
 
 import functools
-import hashlib
-from pathlib import Path
 
 import numba
 import numpy as np
-from numba import types
 
-from structgen import logs
 from structgen.model.attention import numba_panels, numba_vectors
 from structgen.model.attention.numba_panels import (
     DIM_STEP,
@@ -45,8 +41,6 @@ from structgen.model.attention.numba_vectors import (
     LOWEST,
     Kind,
     add,
-    call,
-    call_for_number,
     capped,
     copy_short,
     copy_word,
@@ -63,7 +57,6 @@ from structgen.model.attention.numba_vectors import (
     scalar_bytes,
     splat,
     store,
-    take,
     times,
     total,
     write_cached,
@@ -71,21 +64,20 @@ from structgen.model.attention.numba_vectors import (
     write_scalar,
     write_weights,
 )
-
-log = logs.get(__name__)
+from structgen.model.compiled import compiler, threads
+from structgen.model.compiled.compiler import inline, jit
+from structgen.model.compiled.threads import COUNTER_BYTES, call, call_for_number, runs, take
 
 ROW_TILE = 48  # query rows (new tokens times heads of a group) of one unit of work
 STORE_TILE = 16  # new tokens that are stored as one unit of work
-COUNTER = 8  # numbers from one thread's counter to the next: a cache line for each
-_COUNTER_BYTES = 8 * COUNTER
 
 _LOG2_E = np.float32(1.4426950408889634)
 
 # What the threads of one call share, and are given the address of.  All of 8 bytes.
 # units: int64 [num_units, 5], sequence, first new token, number of them, position of the first, KV
 # head.  shares: int64 [num_threads + 1], where the units of each thread begin.  counters: zeros,
-# int64 [2, num_threads, COUNTER], of what is stored and of the units.  barrier, thread_number: C
-# functions.
+# int64 [2, num_threads, COUNTER] (threads.py), of what is stored and of the units.  barrier,
+# thread_number: C functions.
 ADDRESSES = (
     *("q", "k", "v", "out", "cache", "slots", "table", "scratch"),
     *("units", "shares", "counters", "barrier", "thread_number"),
@@ -102,9 +94,6 @@ FRAME = np.dtype(
     ]
 )
 
-_jit = functools.partial(numba.njit, nogil=True, error_model="numpy")
-_inline = functools.partial(_jit, forceinline=True)
-
 
 def scratch_bytes(num_rows: int) -> int:
     """Return the bytes of scratch that a thread needs for units of at most so many rows."""
@@ -112,12 +101,12 @@ def scratch_bytes(num_rows: int) -> int:
     return (needed + 4095) // 4096 * 4096  # threads write to pages of their own
 
 
-@_inline()
+@inline()
 def _round_up(size, step):
     return (size + step - 1) // step * step
 
 
-@_inline()
+@inline()
 def _half_bytes(kind, frame):
     """Return the bytes of a block's keys of one head; its values follow."""
     dim = _round_up(frame.head_dim, lanes(kind))
@@ -127,7 +116,7 @@ def _half_bytes(kind, frame):
 # --- new keys and values ---
 
 
-@_inline()
+@inline()
 def _copy_row(kind, source, is_float32, count, target):
     """Write `count` numbers of the input in a row, as the cache keeps them."""
     width, source_width = 4 // pack(kind), 4 if is_float32 else 2
@@ -141,7 +130,7 @@ def _copy_row(kind, source, is_float32, count, target):
     write_cached(kind, np.float32(0), target + count * width)  # the rest of a word
 
 
-@_jit()
+@jit()
 def _store_token(kind, frame, k, v, keys, values, offset, row):
     """Put the key and the value of one token and head to its place.
 
@@ -165,7 +154,7 @@ def _store_token(kind, frame, k, v, keys, values, offset, row):
             copy_short(row + d * 2, target + offset % 2 * 2 + d * 4)
 
 
-@_inline()
+@inline()
 def _store(kind, frame, token, slot, row):
     """Put the keys and values of one new token to its slot."""
     block, offset = slot // frame.block_size, slot % frame.block_size
@@ -177,20 +166,14 @@ def _store(kind, frame, token, slot, row):
         _store_token(kind, frame, k, v, keys, keys + half, offset, row)
 
 
-@_jit()
+@jit()
 def _store_all(kind, frame, me, row):
     """Store a thread's share of the new tokens, and of what others are late with; wait for them."""
     count = frame.num_threads
     slots = numba.carray(pointer_to(frame.slots), frame.num_tokens, np.int64)
-    for owner in range(me, me + count):
-        owner %= count
-        counter = frame.counters + owner * _COUNTER_BYTES
-        first, stop = frame.num_tokens * owner // count, frame.num_tokens * (owner + 1) // count
-        token = first + STORE_TILE * take(counter)
-        while token < stop:
-            for each in range(token, min(token + STORE_TILE, stop)):
-                _store(kind, frame, each, slots[each], row)
-            token = first + STORE_TILE * take(counter)
+    for first, stop in runs(frame.counters, frame.num_tokens, STORE_TILE, me, count):
+        for token in range(first, stop):
+            _store(kind, frame, token, slots[token], row)
     if count > 1:
         call(frame.barrier)
 
@@ -201,7 +184,7 @@ _ROWS = {16: (0,) * 6, 8: (0,) * 3}  # that fit in registers, with four columns
 _FOUR, _THREE, _TWO, _ONE = ((0,) * count for count in (4, 3, 2, 1))
 
 
-@_inline()
+@inline()
 def _score_rows(kind, tall, columns, num_rows, num_words, queries, keys, size, scores, ahead):
     row = 0
     while row < num_rows:
@@ -220,7 +203,7 @@ def _score_rows(kind, tall, columns, num_rows, num_words, queries, keys, size, s
             row += 1
 
 
-@_jit()
+@jit()
 def _score(kind, tall, num_rows, frame, queries, columns, tokens, scores):
     """Write queries . keys to scores.
 
@@ -241,7 +224,7 @@ def _score(kind, tall, num_rows, frame, queries, columns, tokens, scores):
             column += 1
 
 
-@_inline()
+@inline()
 def _value_rows(kind, tall, columns, num_rows, weights, blocks, length, size, dim, at, sums, ahead):
     row = 0
     while row < num_rows:
@@ -261,7 +244,7 @@ def _value_rows(kind, tall, columns, num_rows, weights, blocks, length, size, di
             row += 1
 
 
-@_jit()
+@jit()
 def _gather(kind, tall, num_rows, frame, weights, blocks, ahead, length, sums):
     """Add weights . values to sums, for the first `length` tokens of `blocks`."""
     size, dim = frame.block_size, _round_up(frame.head_dim, lanes(kind))
@@ -282,7 +265,7 @@ def _gather(kind, tall, num_rows, frame, weights, blocks, ahead, length, sums):
 # --- the softmax ---
 
 
-@_jit()
+@jit()
 def _soften(kind, frame, row, start, stop, width, state, sums, dim):
     """Turn a row's scores [start, stop) into weights, the others into 0; keep the softmax running.
 
@@ -325,7 +308,7 @@ def _soften(kind, frame, row, start, stop, width, state, sums, dim):
 # --- one unit of work: a run of new tokens of one sequence times a KV head ---
 
 
-@_inline()
+@inline()
 def _copy_query(kind, frame, source, target):
     is_float32, width, source_width = frame.input_bytes == 4, scalar_bytes(kind), frame.input_bytes
     whole = frame.head_dim // lanes(kind) * lanes(kind)
@@ -338,7 +321,7 @@ def _copy_query(kind, frame, source, target):
     write_scalar(kind, np.float32(0), target + frame.head_dim * width)  # the rest of a word
 
 
-@_jit()
+@jit()
 def _begin(kind, frame, unit, queries, sums, state):
     """Lay out the queries of a unit, and clear what is summed up."""
     group, dim = frame.num_heads // frame.num_kv_heads, _round_up(frame.head_dim, lanes(kind))
@@ -353,7 +336,7 @@ def _begin(kind, frame, unit, queries, sums, state):
             row += 1
 
 
-@_jit()
+@jit()
 def _finish(kind, frame, unit, sums, state):
     """Write the results of a unit."""
     group, is_float32 = frame.num_heads // frame.num_kv_heads, frame.input_bytes == 4
@@ -373,7 +356,7 @@ def _finish(kind, frame, unit, sums, state):
             row += 1
 
 
-@_jit()
+@jit()
 def _list(kind, frame, head, table, length, columns, tokens, blocks):
     """List a tile's columns of keys and blocks of values; return the number of columns."""
     half, count = _half_bytes(kind, frame), 0
@@ -386,7 +369,7 @@ def _list(kind, frame, head, table, length, columns, tokens, blocks):
     return count
 
 
-@_jit()
+@jit()
 def _list_ahead(kind, frame, head, table, first, stop, ahead):
     """List the keys of the blocks of the tile that comes next, the tokens [first, stop)."""
     half, size = _half_bytes(kind, frame), frame.block_size
@@ -396,14 +379,14 @@ def _list_ahead(kind, frame, head, table, first, stop, ahead):
         ahead[i] = frame.cache + (np.int64(table[at]) * frame.num_kv_heads + head) * 2 * half
 
 
-@_inline()
+@inline()
 def _first(frame, unit):
     """Return where the first tile of a unit begins, and where its tokens end."""
     tile = KEY_TILE // frame.block_size * frame.block_size
     return max(unit[3] - frame.window + 1, 0) // tile * tile, unit[3] + unit[2]
 
 
-@_jit()
+@jit()
 def _attend(kind, tall, frame, unit, next_unit, table, scratch, num_rows):
     """Do one unit.  next_unit: whose keys are to be read ahead.
 
@@ -448,7 +431,7 @@ def _attend(kind, tall, frame, unit, next_unit, table, scratch, num_rows):
     _finish(kind, frame, unit, sums, state)
 
 
-@_jit()
+@jit()
 def _work(kind, tall, frame, me):
     """Store, then do a thread's share of the units, and what others are late with."""
     num_rows, count = max(ROW_TILE, frame.num_heads // frame.num_kv_heads), frame.num_threads
@@ -459,9 +442,10 @@ def _work(kind, tall, frame, me):
     )
     units = numba.carray(pointer_to(frame.units), (frame.num_units, 5), np.int64)
     shares = numba.carray(pointer_to(frame.shares), count + 1, np.int64)
+    # Not by runs: each unit is taken before the last one is done, for its keys to be read ahead.
     for owner in range(me, me + count):
         owner %= count
-        counter = frame.counters + (count + owner) * _COUNTER_BYTES
+        counter = frame.counters + (count + owner) * COUNTER_BYTES
         first, stop = (shares[owner], shares[owner + 1]) if count > 1 else (0, frame.num_units)
         index = first + take(counter)
         while index < stop:
@@ -473,41 +457,17 @@ def _work(kind, tall, frame, me):
 
 # --- what the backend calls ---
 
-_tasks: list[object] = []  # the owners of the compiled code, for the process's life
-
-
-def _digest() -> str:
-    """Return what numba's cache on disk has to be renewed for: it looks at one file only."""
-    sources = (
-        Path(module).read_bytes()
-        for module in (__file__, numba_panels.__file__, numba_vectors.__file__)
-    )
-    return hashlib.sha256(b"".join(sources)).hexdigest()
-
-
-def _can_cache() -> bool:
-    """Return whether compiled code can be kept: next to this file, or else in the user's cache."""
-    try:
-        numba.njit(cache=True)(_can_cache)  # compiles nothing yet, only looks for a place
-    except RuntimeError:
-        log.warning("no place for compiled kernels, each start compiles them again")
-        return False
-    return True
-
 
 @functools.cache
 def compile_task(kind: Kind) -> int:
     """Return the address of what each thread runs: a C function of the address of a FRAME."""
-    digest, tall = _digest(), _ROWS[kind.lanes]
+    tall = _ROWS[kind.lanes]
+    source = compiler.digest(compiler, threads, numba_panels, numba_vectors)
 
-    @numba.cfunc(types.void(types.voidptr), cache=_can_cache())
     def task(address):
-        digest  # noqa: B018  (what a function refers to is part of its key in the cache)
+        _ = source
         frame = numba.carray(address, 1, FRAME)[0]
-        _work(
-            kind, tall, frame, call_for_number(frame.thread_number) if frame.num_threads > 1 else 0
-        )
+        me = call_for_number(frame.thread_number) if frame.num_threads > 1 else 0
+        _work(kind, tall, frame, me)
 
-    address: int = task.address
-    _tasks.append(task)
-    return address
+    return compiler.c_function(task)

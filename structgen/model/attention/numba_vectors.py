@@ -14,7 +14,6 @@ steps are constants, so that addresses need no registers.
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +23,9 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.imputils import lower_constant
-from numba.core.registry import cpu_target
 from numba.extending import intrinsic, models, register_model, typeof_impl
+
+from structgen.model.compiled.compiler import features
 
 LOWEST = np.float32(-3e38)  # a score that is out of sight; finite, so that differences are
 
@@ -63,16 +63,9 @@ class Kind:
 
 def kind_of(number: str) -> Kind:
     """Return the kind for numbers of this dtype on the CPU that numba compiles for."""
-    features = _features()
     # One register of AVX-512, or one of 256 bits, or two of 128.
-    lanes = 16 if "+avx512f" in features else 8
-    return Kind(number, lanes, dot=number == "bfloat16" and "+avx512bf16" in features)
-
-
-@functools.cache
-def _features() -> frozenset[str]:
-    _triple, _cpu, features = cpu_target.target_context.codegen().magic_tuple()
-    return frozenset(features.split(","))
+    lanes = 16 if "avx512f" in features() else 8
+    return Kind(number, lanes, dot=number == "bfloat16" and "avx512bf16" in features())
 
 
 class _KindType(types.Type):
@@ -435,45 +428,6 @@ def _series(degree: int) -> list[float]:
     domain = [-0.5, 0.5]
     series = np.polynomial.Chebyshev.interpolate(np.exp2, degree, domain)
     return series.convert(kind=np.polynomial.Polynomial).coef.tolist()
-
-
-# --- what threads share ---
-
-
-@intrinsic
-def take(typing: Any, counter: Any) -> Any:
-    """Return the int64 at the address `counter` and add one to it, as one atomic operation."""
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        word = ir.IntType(64)
-        pointer = builder.inttoptr(arguments[0], word.as_pointer())
-        return builder.atomic_rmw("add", pointer, word(1), "acq_rel")
-
-    return types.int64(types.intp), build
-
-
-@intrinsic
-def call(typing: Any, function: Any) -> Any:
-    """Call the C function at an address, which takes nothing and returns nothing."""
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [])
-        builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), [])
-        return context.get_dummy_value()
-
-    return types.void(types.intp), build
-
-
-@intrinsic
-def call_for_number(typing: Any, function: Any) -> Any:
-    """Call the C function at an address, which takes nothing and returns an int."""
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(_WORD, [])
-        number = builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), [])
-        return builder.sext(number, ir.IntType(64))
-
-    return types.int64(types.intp), build
 
 
 @intrinsic

@@ -29,20 +29,18 @@ All other rows are float32.
 from __future__ import annotations
 
 import functools
-import hashlib
 import math
-from pathlib import Path
 
 import numba
 import numpy as np
 from numba import types
 from numba.extending import overload
 
-from structgen import logs
+from structgen.model.compiled import compiler, threads
+from structgen.model.compiled.compiler import jit
+from structgen.model.compiled.threads import COUNTER_BYTES, call, call_for_number, runs
 from structgen.model.fused import vectors
 from structgen.model.fused.vectors import LANES, PANEL_VECTORS
-
-log = logs.get(__name__)
 
 NORMALISE, QUANTISE, ACTIVATE, MULTIPLY, ROTATE = range(5)
 
@@ -79,19 +77,12 @@ PROGRAM = np.dtype(
         # block_rows: rows of a block if they are computed apart, else 0.
         *((name, np.int64) for name in ("num_passes", "num_rows", "num_threads", "block_rows")),
         # Addresses.  cosines, sines: float32 [num_rows, head_dim / 2].  counters: zeros, int64
-        # [num_passes, num_threads, COUNTER].  barrier, thread_number: C functions.
+        # [num_passes, num_threads, COUNTER] (threads.py).  barrier, thread_number: C functions.
         *((name, np.intp) for name in ("passes", "cosines", "sines")),
         *((name, np.intp) for name in ("counters", "barrier", "thread_number")),
     ],
     align=True,
 )
-
-COUNTER = 8  # a cache line for each
-
-
-def _jit(**options):
-    return numba.njit(nogil=True, error_model="numpy", **options)
-
 
 # --- passes over rows ---
 
@@ -133,13 +124,13 @@ def _pack_groups(bits, source, width, out, scales, starts):
     vectors.store_one(vectors.load_one(scales) + vectors.total(poison), scales)
 
 
-@_jit()
+@jit()
 def _root(squares, width, epsilon):
     """Return 1 / the root of the mean square."""
     return np.float32(1) / np.float32(math.sqrt(squares / np.float32(width) + epsilon))
 
 
-@_jit()
+@jit()
 def _activate(source, width):
     """Put gate * sigmoid(gate) * up in place of the first half of a row of gates and ups."""
     for index in range(width // LANES):
@@ -149,7 +140,7 @@ def _activate(source, width):
         vectors.store(lanes, source + index * _LINE)
 
 
-@_jit()
+@jit()
 def _normalise(source, weights, width, epsilon, out):
     squares = vectors.splat(np.float32(0))
     for at in range(source, source + 4 * width, _LINE):
@@ -159,7 +150,7 @@ def _normalise(source, weights, width, epsilon, out):
         vectors.store(vectors.load(source + at) * root * vectors.load(weights + at), out + at)
 
 
-@_jit()
+@jit()
 def _make_activations(bits, step, first, stop):
     """Make the activations of rows [first, stop)."""
     width, groups = step.width, 4 * (step.row_width // GROUP)
@@ -177,7 +168,7 @@ def _make_activations(bits, step, first, stop):
         _pack(bits, source, width, out, scales, starts)
 
 
-@_jit()
+@jit()
 def _turn(source, cosines, sines, half, out):
     """Rotate the pairs (x[d], x[d + half]) of a head."""
     for d in range(0, 4 * half, 4):
@@ -187,7 +178,7 @@ def _turn(source, cosines, sines, half, out):
         vectors.store_one(right * cosine + left * sine, out + 4 * half + d)
 
 
-@_jit()
+@jit()
 def _rotate_row(step, row, cosines, sines):
     size, half = 4 * step.head_dim, step.head_dim // 2
     source = step.x + (step.num_heads + 2 * step.num_kv_heads) * size * row
@@ -206,7 +197,7 @@ def _rotate_row(step, row, cosines, sines):
         vectors.store(vectors.load(source + at), target + at)
 
 
-@_jit()
+@jit()
 def _rotate(step, program, first, stop):
     size = 2 * step.head_dim  # of half a head
     for row in range(first, stop):
@@ -251,7 +242,7 @@ def _sum_groups(bits, rows, step, x, row, weights):
     return tile
 
 
-@_jit(forceinline=True)
+@jit(forceinline=True)
 def _tile(bits, rows, step, row, column, weights):
     """Multiply the rows of one tile, an element of the tuple `rows` each, by one panel."""
     x = step.x + step.row_width * vectors.activation_size(bits) * row
@@ -267,7 +258,7 @@ def _tile(bits, rows, step, row, column, weights):
 _SIX, _FOUR, _TWO, _ONE = ((0,) * count for count in (6, 4, 2, 1))
 
 
-@_jit()
+@jit()
 def _multiply_panel(bits, step, row, stop, panel):
     """Multiply rows [row, stop) by one panel, in tiles of as many rows as registers can hold."""
     column = panel * PANEL
@@ -291,7 +282,7 @@ def _multiply_panel(bits, step, row, stop, panel):
 # --- programs ---
 
 
-@_jit()
+@jit()
 def _do(bits, program, step, row, stop, panel, num_panels):
     """Do a pass, of rows [row, stop) and, if it is a product, of some panels."""
     if step.kind == MULTIPLY:
@@ -303,7 +294,7 @@ def _do(bits, program, step, row, stop, panel, num_panels):
         _make_activations(bits, step, row, stop)
 
 
-@_jit()
+@jit()
 def _divide(step):
     """Return the panels of a pass, and the rows of a unit of work: of one panel, if there are any.
 
@@ -313,7 +304,7 @@ def _divide(step):
     return (step.num_columns // PANEL, _UNIT_ROWS) if is_product else (1, 1)
 
 
-@_jit()
+@jit()
 def _run_together(bits, program, steps, me):
     """Do a thread's share of every pass, and what others are late with."""
     count = program.num_threads
@@ -321,69 +312,38 @@ def _run_together(bits, program, steps, me):
         step = steps[index]
         num_panels, size = _divide(step)
         num_units = num_panels * ((program.num_rows + size - 1) // size)
-        for owner in range(me, me + count):
-            owner %= count
-            counter = program.counters + _COUNTER_SIZE * (index * count + owner)
-            first, stop = num_units * owner // count, num_units * (owner + 1) // count
-            unit = first + vectors.take(counter)
-            while unit < stop:
-                row = unit // num_panels * size
-                end = min(row + size, program.num_rows)
-                _do(bits, program, step, row, end, unit % num_panels, 1)
-                unit = first + vectors.take(counter)
+        counters = program.counters + COUNTER_BYTES * index * count
+        for unit, _ in runs(counters, num_units, 1, me, count):
+            row = unit // num_panels * size
+            end = min(row + size, program.num_rows)
+            _do(bits, program, step, row, end, unit % num_panels, 1)
         if count > 1:
-            vectors.call(program.barrier)
+            call(program.barrier)
 
 
-@_jit()
+@jit()
 def _run_apart(bits, program, steps, me):
     """Do every pass of a thread's share of the rows, and of what others are late with."""
     count, size = program.num_threads, program.block_rows
-    for owner in range(me, me + count):
-        owner %= count
-        counter = program.counters + _COUNTER_SIZE * owner
-        first = program.num_rows * owner // count
-        end = program.num_rows * (owner + 1) // count
-        row = first + size * vectors.take(counter)
-        while row < end:
-            for index in range(program.num_passes):
-                num_panels, _ = _divide(steps[index])
-                _do(bits, program, steps[index], row, min(row + size, end), 0, num_panels)
-            row = first + size * vectors.take(counter)
-
-
-_COUNTER_SIZE = 8 * COUNTER
-_tasks: list[object] = []  # the owners of the compiled code, for the process's life
+    for row, end in runs(program.counters, program.num_rows, size, me, count):
+        for index in range(program.num_passes):
+            num_panels, _ = _divide(steps[index])
+            _do(bits, program, steps[index], row, end, 0, num_panels)
 
 
 @functools.cache
 def compile_task(bits: type[np.generic]) -> int:
     """Return the address of what each thread runs: a C function of the address of a PROGRAM."""
-    # numba renews what it has on disk when this file changes, not when one that it imports does;
-    # but what a function closes over is part of its name there.
-    imported = hashlib.sha256(Path(vectors.__file__).read_bytes()).hexdigest()
+    source = compiler.digest(compiler, threads, vectors)
 
     def task(address):
-        _ = imported
+        _ = source
         program = numba.carray(address, 1, PROGRAM)[0]
         steps = numba.carray(vectors.pointer(program.passes), program.num_passes, PASS)
-        me = vectors.call_for_number(program.thread_number) if program.num_threads > 1 else 0
+        me = call_for_number(program.thread_number) if program.num_threads > 1 else 0
         if program.block_rows:
             _run_apart(bits, program, steps, me)
         else:
             _run_together(bits, program, steps, me)
 
-    compiled = numba.cfunc(types.void(types.voidptr), cache=can_cache())(task)
-    _tasks.append(compiled)
-    address: int = compiled.address
-    return address
-
-
-def can_cache() -> bool:
-    """Return whether compiled code can be kept: next to this file, or else in the user's cache."""
-    try:
-        numba.njit(cache=True)(can_cache)  # compiles nothing yet, only looks for a place
-    except RuntimeError:
-        log.warning("no place for compiled passes, each start compiles them again")
-        return False
-    return True
+    return compiler.c_function(task)

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from structgen.model.compiled.threads import COUNTER
 from structgen.model.fused import passes
 from structgen.model.fused.decoder import Decoder, Layer, Norm
 from structgen.model.fused.scratch import Scratch
@@ -32,7 +33,7 @@ class Programs:
         self._programs["num_passes"] = counts
         places = self._passes.ctypes.data + self._firsts * passes.PASS.itemsize
         self._programs["passes"] = places
-        self._counters = np.zeros((counts.max(), team.size, passes.COUNTER), np.int64)
+        self._counters = np.zeros((counts.max(), team.size, COUNTER), np.int64)
         self._programs["counters"] = self._counters.ctypes.data
         self._programs["barrier"] = team.barrier
         self._programs["thread_number"] = team.thread_number

@@ -25,18 +25,12 @@ from typing import Any
 from llvmlite import binding as llvm
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils, config
+from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
 
+from structgen.model.compiled.compiler import features
 
-def _cpu_features() -> set[str]:
-    """Return what numba compiles for: this CPU, unless NUMBA_CPU_FEATURES says otherwise."""
-    if config.CPU_FEATURES is not None:
-        return {one[1:] for one in config.CPU_FEATURES.split(",") if one.startswith("+")}
-    return {name for name, has in llvm.get_host_cpu_features().items() if has}
-
-
-_FEATURES = _cpu_features()
+_FEATURES = features()
 _HAS_BFLOAT16_DOT = "avx512bf16" in _FEATURES
 LANES = 16 if {"avx512f", "avx512bw"} <= _FEATURES else 8
 _HAS_INT8_DOT = ("avx512vnni" if LANES == 16 else "avxvnni") in _FEATURES
@@ -592,41 +586,3 @@ def _dot_float32(builder: Any, old: Any, word: Any, vector: Any) -> Any:
 
 
 _DOTS = {types.int8: _dot_int8, types.uint16: _dot_bfloat16, types.float32: _dot_float32}
-
-
-# --- threads ---
-
-
-@intrinsic
-def take(typing: Any, counter: Any) -> Any:
-    """Return the int64 at an address and add one to it, as one atomic operation."""
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        word = ir.IntType(64)
-        return builder.atomic_rmw("add", _at(builder, arguments[0], 0, word), word(1), "monotonic")
-
-    return types.int64(types.intp), build
-
-
-@intrinsic
-def call(typing: Any, function: Any) -> Any:
-    """Call the C function at an address, which takes nothing and returns nothing."""
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [])
-        builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), [])
-        return context.get_dummy_value()
-
-    return types.void(types.intp), build
-
-
-@intrinsic
-def call_for_number(typing: Any, function: Any) -> Any:
-    """Call the C function at an address, which takes nothing and returns an int."""
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(_WORD, [])
-        number = builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), [])
-        return builder.sext(number, ir.IntType(64))
-
-    return types.int64(types.intp), build
