@@ -33,11 +33,15 @@ NUMBA = (
     "structgen.model.attention.numba_cpu",
     "structgen.model.attention.numba_kernel",
     "structgen.model.attention.numba_panels",
+    "structgen.model.attention.numba_store",
     "structgen.model.attention.numba_vectors",
     "structgen.model.compiled.compiler",
+    "structgen.model.compiled.instructions",
     "structgen.model.compiled.threads",
+    "structgen.model.compiled.vectors",
+    "structgen.model.fused.operands",
     "structgen.model.fused.passes",
-    "structgen.model.fused.vectors",
+    "structgen.model.fused.tiles",
 )
 GRPC = ("structgen.frontend.grpc", "structgen.frontend.client")
 

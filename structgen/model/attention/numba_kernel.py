@@ -29,7 +29,7 @@ import functools
 import numba
 import numpy as np
 
-from structgen.model.attention import numba_panels, numba_vectors
+from structgen.model.attention import numba_panels, numba_store, numba_vectors
 from structgen.model.attention.numba_panels import (
     DIM_STEP,
     KEY_TILE,
@@ -37,39 +37,30 @@ from structgen.model.attention.numba_panels import (
     score_panel,
     value_panel,
 )
+from structgen.model.attention.numba_store import half_bytes, round_up, store_all
 from structgen.model.attention.numba_vectors import (
     LOWEST,
     Kind,
-    add,
     capped,
-    copy_short,
-    copy_word,
     lanes,
-    larger,
-    largest,
     load,
     pack,
-    pointer_to,
     power_of_two,
     read_number,
     read_numbers,
     rounded,
     scalar_bytes,
     splat,
-    store,
-    times,
-    total,
-    write_cached,
     write_output,
     write_scalar,
     write_weights,
 )
-from structgen.model.compiled import compiler, threads
+from structgen.model.compiled import compiler, instructions, threads, vectors
 from structgen.model.compiled.compiler import inline, jit
-from structgen.model.compiled.threads import COUNTER_BYTES, call, call_for_number, runs, take
+from structgen.model.compiled.threads import COUNTER_BYTES, call_for_number, take
+from structgen.model.compiled.vectors import larger, largest, pointer_to, store, total
 
 ROW_TILE = 48  # query rows (new tokens times heads of a group) of one unit of work
-STORE_TILE = 16  # new tokens that are stored as one unit of work
 
 _LOG2_E = np.float32(1.4426950408889634)
 
@@ -99,83 +90,6 @@ def scratch_bytes(num_rows: int) -> int:
     """Return the bytes of scratch that a thread needs for units of at most so many rows."""
     needed = num_rows * (SCORE_STEP + 2 * DIM_STEP + 8) + KEY_TILE * 4 * 8
     return (needed + 4095) // 4096 * 4096  # threads write to pages of their own
-
-
-@inline()
-def _round_up(size, step):
-    return (size + step - 1) // step * step
-
-
-@inline()
-def _half_bytes(kind, frame):
-    """Return the bytes of a block's keys of one head; its values follow."""
-    dim = _round_up(frame.head_dim, lanes(kind))
-    return dim * frame.block_size * 4 // pack(kind)
-
-
-# --- new keys and values ---
-
-
-@inline()
-def _copy_row(kind, source, is_float32, count, target):
-    """Write `count` numbers of the input in a row, as the cache keeps them."""
-    width, source_width = 4 // pack(kind), 4 if is_float32 else 2
-    whole = count // lanes(kind) * lanes(kind)
-    for d in range(0, whole, lanes(kind)):
-        numbers = read_numbers(kind, source + d * source_width, is_float32)
-        write_cached(kind, numbers, target + d * width)
-    for d in range(whole, count):
-        number = read_number(source + d * source_width, is_float32)
-        write_cached(kind, number, target + d * width)
-    write_cached(kind, np.float32(0), target + count * width)  # the rest of a word
-
-
-@jit()
-def _store_token(kind, frame, k, v, keys, values, offset, row):
-    """Put the key and the value of one token and head to its place.
-
-    k, v, keys, values: addresses; row: that of a row of scratch.
-    """
-    size, dim, is_float32 = frame.block_size, frame.head_dim, frame.input_bytes == 4
-    row_bytes = _round_up(dim, lanes(kind)) * 4
-    _copy_row(kind, k, is_float32, dim, row)
-    for j in range((dim + pack(kind) - 1) // pack(kind)):
-        copy_word(row + j * 4, keys + (j * size + offset) * 4)
-    _copy_row(kind, v, is_float32, dim, row)
-    target = values + offset // pack(kind) * row_bytes
-    if pack(kind) == 1:
-        for d in range(dim):
-            copy_word(row + d * 4, target + d * 4)
-    elif offset == size - 1 and size % 2 == 1:
-        for d in range(dim):
-            copy_short(row + d * 2, target + d * 2)
-    else:
-        for d in range(dim):
-            copy_short(row + d * 2, target + offset % 2 * 2 + d * 4)
-
-
-@inline()
-def _store(kind, frame, token, slot, row):
-    """Put the keys and values of one new token to its slot."""
-    block, offset = slot // frame.block_size, slot % frame.block_size
-    half = _half_bytes(kind, frame)
-    for head in range(frame.num_kv_heads):
-        k = frame.k + token * frame.k_token + head * frame.k_head
-        v = frame.v + token * frame.v_token + head * frame.v_head
-        keys = frame.cache + (block * frame.num_kv_heads + head) * 2 * half
-        _store_token(kind, frame, k, v, keys, keys + half, offset, row)
-
-
-@jit()
-def _store_all(kind, frame, me, row):
-    """Store a thread's share of the new tokens, and of what others are late with; wait for them."""
-    count = frame.num_threads
-    slots = numba.carray(pointer_to(frame.slots), frame.num_tokens, np.int64)
-    for first, stop in runs(frame.counters, frame.num_tokens, STORE_TILE, me, count):
-        for token in range(first, stop):
-            _store(kind, frame, token, slots[token], row)
-    if count > 1:
-        call(frame.barrier)
 
 
 # --- the two products ---
@@ -212,7 +126,7 @@ def _score(kind, tall, num_rows, frame, queries, columns, tokens, scores):
     overwrites them.
     """
     size, num_words = frame.block_size, (frame.head_dim + pack(kind) - 1) // pack(kind)
-    half = _half_bytes(kind, frame)  # the values are read next
+    half = half_bytes(kind, frame)  # the values are read next
     column = 0
     while column < tokens.size:
         keys, target = columns + column * 8, scores + tokens[column] * 4
@@ -247,7 +161,7 @@ def _value_rows(kind, tall, columns, num_rows, weights, blocks, length, size, di
 @jit()
 def _gather(kind, tall, num_rows, frame, weights, blocks, ahead, length, sums):
     """Add weights . values to sums, for the first `length` tokens of `blocks`."""
-    size, dim = frame.block_size, _round_up(frame.head_dim, lanes(kind))
+    size, dim = frame.block_size, round_up(frame.head_dim, lanes(kind))
     at = 0
     while at < dim:
         if dim - at >= 4 * lanes(kind):
@@ -295,13 +209,13 @@ def _soften(kind, frame, row, start, stop, width, state, sums, dim):
     if highest > state[0]:
         shrink = power_of_two(kind, splat(kind, state[0]), factor, highest)
         for at in range(0, dim * 4, step):
-            store(times(load(kind, sums + at), shrink), sums + at)
+            store(load(kind, sums + at) * shrink, sums + at)
         state[0], state[1] = highest, state[1] * largest(shrink)
     all_weights = splat(kind, np.float32(0))
     for at in range(0, width * 4, step):
         weights = rounded(kind, power_of_two(kind, load(kind, row + at), factor, highest))
         write_weights(kind, weights, row + at // 4 * scalar_bytes(kind))
-        all_weights = add(all_weights, weights)
+        all_weights = all_weights + weights
     state[1] += total(all_weights)
 
 
@@ -324,7 +238,7 @@ def _copy_query(kind, frame, source, target):
 @jit()
 def _begin(kind, frame, unit, queries, sums, state):
     """Lay out the queries of a unit, and clear what is summed up."""
-    group, dim = frame.num_heads // frame.num_kv_heads, _round_up(frame.head_dim, lanes(kind))
+    group, dim = frame.num_heads // frame.num_kv_heads, round_up(frame.head_dim, lanes(kind))
     row, head = 0, unit[4]
     for token in range(unit[1], unit[1] + unit[2]):
         for query_head in range(head * group, (head + 1) * group):
@@ -348,7 +262,7 @@ def _finish(kind, frame, unit, sums, state):
             out, source = frame.out + index * frame.input_bytes, sums + row * DIM_STEP
             share = np.float32(1) / state[row, 1]
             for d in range(0, whole, lanes(kind)):
-                numbers = times(load(kind, source + d * 4), splat(kind, share))
+                numbers = load(kind, source + d * 4) * splat(kind, share)
                 write_output(numbers, out + d * frame.input_bytes, is_float32)
             for d in range(whole, frame.head_dim):
                 number = read_number(source + d * 4, True) * share
@@ -359,7 +273,7 @@ def _finish(kind, frame, unit, sums, state):
 @jit()
 def _list(kind, frame, head, table, length, columns, tokens, blocks):
     """List a tile's columns of keys and blocks of values; return the number of columns."""
-    half, count = _half_bytes(kind, frame), 0
+    half, count = half_bytes(kind, frame), 0
     for i, t in enumerate(range(0, length, frame.block_size)):
         keys = frame.cache + (np.int64(table[i]) * frame.num_kv_heads + head) * 2 * half
         blocks[i] = keys + half
@@ -372,7 +286,7 @@ def _list(kind, frame, head, table, length, columns, tokens, blocks):
 @jit()
 def _list_ahead(kind, frame, head, table, first, stop, ahead):
     """List the keys of the blocks of the tile that comes next, the tokens [first, stop)."""
-    half, size = _half_bytes(kind, frame), frame.block_size
+    half, size = half_bytes(kind, frame), frame.block_size
     for i in range(KEY_TILE // size):
         # Behind the end any address will do.
         at = min(first + i * size, stop - 1) // size
@@ -403,12 +317,12 @@ def _attend(kind, tall, frame, unit, next_unit, table, scratch, num_rows):
     _begin(kind, frame, unit, queries, sums, state)
 
     count, position, head, size = unit[2], unit[3], unit[4], frame.block_size
-    group, dim = frame.num_heads // frame.num_kv_heads, _round_up(frame.head_dim, lanes(kind))
+    group, dim = frame.num_heads // frame.num_kv_heads, round_up(frame.head_dim, lanes(kind))
     tile = KEY_TILE // size * size
     first, stop = _first(frame, unit)
     for begin in range(first, stop, tile):
         length = min(tile, stop - begin)
-        width = _round_up(length, lanes(kind))
+        width = round_up(length, lanes(kind))
         own = table[unit[0]]
         num_columns = _list(
             kind, frame, head, own[begin // size :], length, columns, tokens, blocks
@@ -436,7 +350,7 @@ def _work(kind, tall, frame, me):
     """Store, then do a thread's share of the units, and what others are late with."""
     num_rows, count = max(ROW_TILE, frame.num_heads // frame.num_kv_heads), frame.num_threads
     scratch = frame.scratch + me * frame.scratch_bytes
-    _store_all(kind, frame, me, scratch)
+    store_all(kind, frame, me, scratch)
     table = numba.carray(
         pointer_to(frame.table), (frame.num_sequences, frame.table_width), np.int32
     )
@@ -462,7 +376,9 @@ def _work(kind, tall, frame, me):
 def compile_task(kind: Kind) -> int:
     """Return the address of what each thread runs: a C function of the address of a FRAME."""
     tall = _ROWS[kind.lanes]
-    source = compiler.digest(compiler, threads, numba_panels, numba_vectors)
+    source = compiler.digest(
+        compiler, instructions, threads, vectors, numba_panels, numba_store, numba_vectors
+    )
 
     def task(address):
         _ = source

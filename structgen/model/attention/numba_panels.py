@@ -19,14 +19,23 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from structgen.model.attention.numba_vectors import (
-    Kind,
+from structgen.model.attention.numba_vectors import Kind
+from structgen.model.compiled.instructions import (
+    ALL_LEVELS,
+    FLOAT,
+    HALF,
+    LONG,
+    SHORT,
+    WORD,
     add_product,
+    dot_bfloat16,
+    lower_half,
     moved,
     prefetch,
     read,
     splat_of,
     splatted,
+    upper_half,
     words_of,
     write,
 )
@@ -37,9 +46,6 @@ KEY_TILE = 256  # scores in a row
 MAX_HEAD_DIM = 512
 SCORE_STEP = (KEY_TILE + 16) * 4
 DIM_STEP = (MAX_HEAD_DIM + 16) * 4
-
-_FLOAT, _HALF, _WORD, _SHORT = ir.FloatType(), ir.HalfType(), ir.IntType(32), ir.IntType(16)
-_LONG = ir.IntType(64)
 
 
 @intrinsic
@@ -57,14 +63,14 @@ def score_panel(
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         *_, count, queries, keys, word_step, scores, ahead = arguments
-        starts = [read(builder, moved(builder, keys, 8 * c), _LONG) for c in range(shape.width)]
+        starts = [read(builder, moved(builder, keys, 8 * c), LONG) for c in range(shape.width)]
         sums = shape.variables(builder)
         with _loop(builder, count) as j:
             offset = builder.mul(j, word_step)
             words = [shape.words(builder, builder.add(start, offset)) for start in starts]
             for start in starts:
-                prefetch(builder, builder.add(builder.add(start, ahead), offset))
-            at = builder.add(queries, builder.mul(j, _LONG(kind.kind.word_scalar_bytes)))
+                prefetch(builder, builder.add(builder.add(start, ahead), offset), ALL_LEVELS)
+            at = builder.add(queries, builder.mul(j, LONG(kind.kind.word_scalar_bytes)))
             shape.multiply(builder, sums, at, DIM_STEP, words)
         shape.write(builder, sums, scores, SCORE_STEP)
         return context.get_dummy_value()
@@ -91,37 +97,37 @@ def value_panel(
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         *_, weights, blocks, length, size, dim, column, target, ahead = arguments
         sums = shape.variables(builder, target, DIM_STEP)
-        token, block = (cgutils.alloca_once_value(builder, _LONG(0)) for _ in range(2))
-        row_step = builder.mul(dim, _LONG(4))
+        token, block = (cgutils.alloca_once_value(builder, LONG(0)) for _ in range(2))
+        row_step = builder.mul(dim, LONG(4))
         with _while(builder, lambda: builder.icmp_signed("<", builder.load(token), length)):
             t, listed = builder.load(token), builder.load(block)
-            start = read(builder, builder.add(blocks, builder.mul(listed, _LONG(8))), _LONG)
-            soon = read(builder, builder.add(ahead, builder.mul(listed, _LONG(8))), _LONG)
-            soon = builder.add(soon, builder.mul(column, _LONG(4)))
+            start = read(builder, builder.add(blocks, builder.mul(listed, LONG(8))), LONG)
+            soon = read(builder, builder.add(ahead, builder.mul(listed, LONG(8))), LONG)
+            soon = builder.add(soon, builder.mul(column, LONG(4)))
             left = builder.sub(length, t)
             is_whole = builder.icmp_signed("<=", size, left)
             tokens = builder.select(is_whole, size, left)
-            scalars = builder.add(weights, builder.mul(t, _LONG(scalar_bytes)))
-            first = builder.add(start, builder.mul(column, _LONG(4)))
-            num_words = builder.udiv(tokens, _LONG(pack))
+            scalars = builder.add(weights, builder.mul(t, LONG(scalar_bytes)))
+            first = builder.add(start, builder.mul(column, LONG(4)))
+            num_words = builder.udiv(tokens, LONG(pack))
             with _loop(builder, num_words) as j:
                 at = builder.add(first, builder.mul(j, row_step))
                 words = [shape.words(builder, moved(builder, at, o)) for o in shape.offsets]
                 later = builder.add(soon, builder.mul(j, row_step))
                 for offset in shape.offsets:
-                    prefetch(builder, moved(builder, later, offset))
-                scalar = builder.add(scalars, builder.mul(j, _LONG(kind.kind.word_scalar_bytes)))
+                    prefetch(builder, moved(builder, later, offset), ALL_LEVELS)
+                scalar = builder.add(scalars, builder.mul(j, LONG(kind.kind.word_scalar_bytes)))
                 shape.multiply(builder, sums, scalar, SCORE_STEP, words)
             if pack == 2:
                 is_odd = builder.trunc(tokens, ir.IntType(1))
                 with builder.if_then(is_odd, likely=False):
                     last = builder.mul(num_words, row_step)
                     scalar = builder.add(
-                        scalars, builder.mul(num_words, _LONG(kind.kind.word_scalar_bytes))
+                        scalars, builder.mul(num_words, LONG(kind.kind.word_scalar_bytes))
                     )
                     with builder.if_else(is_whole) as (unpaired, paired):
                         with unpaired:
-                            at = builder.add(start, builder.mul(column, _LONG(2)))
+                            at = builder.add(start, builder.mul(column, LONG(2)))
                             words = shape.singles(builder, builder.add(at, last))
                             shape.multiply_first(builder, sums, scalar, SCORE_STEP, words)
                         with paired:
@@ -131,7 +137,7 @@ def value_panel(
                             ]
                             shape.multiply_first(builder, sums, scalar, SCORE_STEP, words)
             builder.store(builder.add(t, size), token)
-            builder.store(builder.add(listed, _LONG(1)), block)
+            builder.store(builder.add(listed, LONG(1)), block)
         shape.write(builder, sums, target, DIM_STEP)
         return context.get_dummy_value()
 
@@ -145,7 +151,7 @@ class _Shape:
     def __init__(self, kind: Kind, height: int, width: int) -> None:
         self.kind, self.height, self.width = kind, height, width
         self.offsets = [c * kind.lanes * 4 for c in range(width)]
-        self.vector = ir.VectorType(_FLOAT, kind.lanes)
+        self.vector = ir.VectorType(FLOAT, kind.lanes)
 
     def variables(self, builder: Any, source: Any = None, step: int = 0) -> list[Any]:
         """Return variables for the sums: zeros, or what is at `source`."""
@@ -168,11 +174,11 @@ class _Shape:
                 write(builder, value, moved(builder, target, i * step + offset))
 
     def words(self, builder: Any, address: Any) -> Any:
-        return read(builder, address, ir.VectorType(_WORD, self.kind.lanes))
+        return read(builder, address, ir.VectorType(WORD, self.kind.lanes))
 
     def singles(self, builder: Any, address: Any) -> list[Any]:
         """Return consecutive numbers of 16 bits as words whose second number is missing."""
-        shorts, words = (ir.VectorType(bits, self.kind.lanes) for bits in (_SHORT, _WORD))
+        shorts, words = (ir.VectorType(bits, self.kind.lanes) for bits in (SHORT, WORD))
         return [
             builder.zext(read(builder, moved(builder, address, offset // 2), shorts), words)
             for offset in self.offsets
@@ -187,7 +193,7 @@ class _Shape:
             factors = [self._factor(builder, word, part) for word in words]
             for i in range(self.height):
                 at = moved(builder, scalars, i * step + 4 * (part or 0))
-                element = _FLOAT if part is not None else _WORD
+                element = FLOAT if part is not None else WORD
                 scalar = splatted(builder, read(builder, at, element), self.kind.lanes)
                 for c, factor in enumerate(factors):
                     self._add(builder, sums[i * self.width + c], scalar, factor)
@@ -200,17 +206,16 @@ class _Shape:
         for i in range(self.height):
             at = moved(builder, scalars, i * step)
             if self.kind.dot:
-                bits = builder.zext(read(builder, at, _SHORT), _WORD)
-                number = builder.bitcast(builder.shl(bits, _WORD(16)), _FLOAT)
+                number = lower_half(builder, builder.zext(read(builder, at, SHORT), WORD))
             else:
-                number = read(builder, at, _FLOAT)
+                number = read(builder, at, FLOAT)
             scalar = splatted(builder, number, self.kind.lanes)
             for c, factor in enumerate(factors):
                 self._add(builder, sums[i * self.width + c], scalar, factor)
 
     def _add(self, builder: Any, variable: Any, scalar: Any, factor: Any) -> None:
         old = builder.load(variable)
-        emit = add_product if scalar.type == self.vector else _dot
+        emit = add_product if scalar.type == self.vector else dot_bfloat16
         builder.store(emit(builder, old, scalar, factor), variable)
 
     def _factor(self, builder: Any, words: Any, part: int | None) -> Any:
@@ -220,26 +225,13 @@ class _Shape:
             return words
         if self.kind.number == "float32":
             return builder.bitcast(words, self.vector)
-        if self.kind.number == "bfloat16":  # the upper half of a float32
-            upper, sixteen = words_of(0xFFFF0000, count), words_of(16, count)
-            bits = builder.and_(words, upper) if part else builder.shl(words, sixteen)
-            return builder.bitcast(bits, self.vector)
+        if self.kind.number == "bfloat16":
+            return (upper_half if part else lower_half)(builder, words)
         lower = builder.lshr(words, words_of(16, count)) if part else words
         halves = builder.bitcast(
-            builder.trunc(lower, ir.VectorType(_SHORT, count)), ir.VectorType(_HALF, count)
+            builder.trunc(lower, ir.VectorType(SHORT, count)), ir.VectorType(HALF, count)
         )
         return builder.fpext(halves, self.vector)
-
-
-def _dot(builder: Any, total: Any, left: Any, right: Any) -> Any:
-    """Emit total + left * right of both halves of each lane, which are bfloat16."""
-    # LLVM of today has a type for bfloat16; it still reads what was written before it had.
-    function = cgutils.get_or_insert_function(
-        builder.module,
-        ir.FunctionType(total.type, [total.type, left.type, right.type]),
-        "llvm.x86.avx512bf16.dpbf16ps.512",
-    )
-    return builder.call(function, [total, left, right])
 
 
 @contextmanager

@@ -21,15 +21,32 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.core.imputils import lower_constant
 from numba.extending import intrinsic, models, register_model, typeof_impl
 
 from structgen.model.compiled.compiler import features
+from structgen.model.compiled.instructions import (
+    FLOAT,
+    HALF,
+    SHORT,
+    WORD,
+    add_product,
+    call_by_lane,
+    larger,
+    lower_half,
+    of,
+    polynomial,
+    read,
+    splat_of,
+    splatted,
+    to_bfloat16,
+    two_to,
+    words_of,
+    write,
+)
+from structgen.model.compiled.vectors import Vector
 
 LOWEST = np.float32(-3e38)  # a score that is out of sight; finite, so that differences are
-
-_FLOAT, _HALF, _WORD, _SHORT = ir.FloatType(), ir.HalfType(), ir.IntType(32), ir.IntType(16)
 
 
 @dataclass(frozen=True)
@@ -74,21 +91,9 @@ class _KindType(types.Type):
         self.kind = kind
 
 
-class _VectorType(types.Type):
-    def __init__(self, lanes: int) -> None:
-        super().__init__(name=f"float32x{lanes}")
-        self.lanes = lanes
-
-
 @register_model(_KindType)
 class _KindModel(models.OpaqueModel):
     pass
-
-
-@register_model(_VectorType)
-class _VectorModel(models.PrimitiveModel):
-    def __init__(self, manager: Any, numba_type: _VectorType) -> None:
-        super().__init__(manager, numba_type, ir.VectorType(_FLOAT, numba_type.lanes))
 
 
 @typeof_impl.register(Kind)
@@ -147,20 +152,19 @@ def read_numbers(typing: Any, kind: Any, address: Any, is_float32: Any) -> Any:
             builder, address, is_float32, lambda element: ir.VectorType(element, count)
         )
 
-    return _VectorType(count)(kind, types.intp, types.boolean), build
+    return Vector(types.float32, count)(kind, types.intp, types.boolean), build
 
 
 def _read_input(builder: Any, address: Any, is_float32: Any, shape: Any) -> Any:
     with builder.if_else(is_float32) as (then, otherwise):
         with then:
-            wide = read(builder, address, shape(_FLOAT))
+            wide = read(builder, address, shape(FLOAT))
             then_block = builder.block
         with otherwise:
-            bits = builder.zext(read(builder, address, shape(_SHORT)), shape(_WORD))
-            bits = builder.shl(bits, _like(bits, 16))
-            narrow = builder.bitcast(bits, shape(_FLOAT))
+            bits = builder.zext(read(builder, address, shape(SHORT)), shape(WORD))
+            narrow = lower_half(builder, bits)
             otherwise_block = builder.block
-    number = builder.phi(shape(_FLOAT))
+    number = builder.phi(shape(FLOAT))
     number.add_incoming(wide, then_block)
     number.add_incoming(narrow, otherwise_block)
     return number
@@ -176,7 +180,7 @@ def write_output(typing: Any, number: Any, address: Any, is_float32: Any) -> Any
             with then:
                 write(builder, value, address)
             with otherwise:
-                write(builder, _nearest(builder, value, "bfloat16"), address)
+                write(builder, to_bfloat16(builder, value), address)
         return context.get_dummy_value()
 
     return types.void(number, types.intp, types.boolean), build
@@ -196,7 +200,12 @@ def write_scalar(typing: Any, kind: Any, number: Any, address: Any) -> Any:
 
 def _write_as(kind: Any, number: Any, kept: str) -> Any:
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        write(builder, _nearest(builder, arguments[1], kept), arguments[2])
+        _, value, address = arguments
+        if kept == "bfloat16":
+            value = to_bfloat16(builder, value)
+        elif kept == "float16":
+            value = builder.fptrunc(value, of(value, HALF))
+        write(builder, value, address)
         return context.get_dummy_value()
 
     return types.void(kind, number, types.intp), build
@@ -204,12 +213,12 @@ def _write_as(kind: Any, number: Any, kept: str) -> Any:
 
 @intrinsic
 def copy_word(typing: Any, source: Any, target: Any) -> Any:
-    return _copy(_WORD)
+    return _copy(WORD)
 
 
 @intrinsic
 def copy_short(typing: Any, source: Any, target: Any) -> Any:
-    return _copy(_SHORT)
+    return _copy(SHORT)
 
 
 def _copy(element: Any) -> Any:
@@ -220,44 +229,6 @@ def _copy(element: Any) -> Any:
     return types.void(types.intp, types.intp), build
 
 
-def _nearest(builder: Any, number: Any, kept: str) -> Any:
-    """Emit float32 rounded to what is kept, halves to even."""
-    if kept == "float32":
-        return number
-    if kept == "float16":
-        return builder.fptrunc(number, _with(number, _HALF))
-    bits = builder.bitcast(number, _with(number, _WORD))
-    last = builder.and_(builder.lshr(bits, _like(bits, 16)), _like(bits, 1))
-    nearest = builder.add(bits, builder.add(last, _like(bits, 0x7FFF)))
-    # Rounding could turn what is no number into one.
-    is_number = builder.fcmp_ordered("==", number, number)
-    nearest = builder.select(is_number, nearest, _like(bits, 0x7FC00000))
-    return builder.trunc(builder.lshr(nearest, _like(bits, 16)), _with(number, _SHORT))
-
-
-def _with(value: Any, element: Any) -> Any:
-    """Return the type of a value with other elements."""
-    is_vector = isinstance(value.type, ir.VectorType)
-    return ir.VectorType(element, value.type.count) if is_vector else element
-
-
-def _like(value: Any, number: int) -> Any:
-    """Return a constant of a value's type."""
-    is_vector = isinstance(value.type, ir.VectorType)
-    return ir.Constant(value.type, [number] * value.type.count if is_vector else number)
-
-
-def read(builder: Any, address: Any, element: Any) -> Any:
-    """Emit a read from an address that need only be aligned to 16 bits."""
-    value = builder.load(builder.inttoptr(address, element.as_pointer()))
-    value.align = 2
-    return value
-
-
-def write(builder: Any, value: Any, address: Any) -> None:
-    builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = 2
-
-
 # --- vectors ---
 
 
@@ -266,24 +237,15 @@ def splat(typing: Any, kind: Any, number: Any) -> Any:
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return splatted(builder, arguments[1], kind.kind.lanes)
 
-    return _VectorType(kind.kind.lanes)(kind, types.float32), build
+    return Vector(types.float32, kind.kind.lanes)(kind, types.float32), build
 
 
 @intrinsic
 def load(typing: Any, kind: Any, address: Any) -> Any:
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return read(builder, arguments[1], ir.VectorType(_FLOAT, kind.kind.lanes))
+        return read(builder, arguments[1], ir.VectorType(FLOAT, kind.kind.lanes))
 
-    return _VectorType(kind.kind.lanes)(kind, types.intp), build
-
-
-@intrinsic
-def store(typing: Any, vector: Any, address: Any) -> Any:
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        write(builder, *arguments)
-        return context.get_dummy_value()
-
-    return types.void(vector, types.intp), build
+    return Vector(types.float32, kind.kind.lanes)(kind, types.intp), build
 
 
 @intrinsic
@@ -293,9 +255,9 @@ def write_weights(typing: Any, kind: Any, vector: Any, address: Any) -> Any:
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _, value, address = arguments
         if kind.kind.dot:
-            words = ir.VectorType(_WORD, kind.kind.lanes)
+            words = ir.VectorType(WORD, kind.kind.lanes)
             bits = builder.lshr(builder.bitcast(value, words), words_of(16, kind.kind.lanes))
-            value = builder.trunc(bits, ir.VectorType(_SHORT, kind.kind.lanes))
+            value = builder.trunc(bits, ir.VectorType(SHORT, kind.kind.lanes))
         write(builder, value, address)
         return context.get_dummy_value()
 
@@ -311,64 +273,11 @@ def rounded(typing: Any, kind: Any, vector: Any) -> Any:
         if not kind.kind.dot:
             return value
         count = kind.kind.lanes
-        bits = builder.bitcast(value, ir.VectorType(_WORD, count))
+        bits = builder.bitcast(value, ir.VectorType(WORD, count))
         bits = builder.add(bits, words_of(0x8000, count))
         return builder.bitcast(builder.and_(bits, words_of(0xFFFF0000, count)), value.type)
 
     return vector(kind, vector), build
-
-
-@intrinsic
-def add(typing: Any, left: Any, right: Any) -> Any:
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.fadd(*arguments)
-
-    return left(left, right), build
-
-
-@intrinsic
-def times(typing: Any, left: Any, right: Any) -> Any:
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.fmul(*arguments)
-
-    return left(left, right), build
-
-
-@intrinsic
-def larger(typing: Any, left: Any, right: Any) -> Any:
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _max(builder, *arguments)
-
-    return left(left, right), build
-
-
-@intrinsic
-def largest(typing: Any, vector: Any) -> Any:
-    """Return the largest lane."""
-    return _folded(vector, _max)
-
-
-@intrinsic
-def total(typing: Any, vector: Any) -> Any:
-    """Return the sum of the lanes."""
-    return _folded(vector, lambda builder, left, right: builder.fadd(left, right))
-
-
-def _folded(vector: Any, combine: Any) -> Any:
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        value, count = arguments[0], vector.lanes
-        while count > 1:
-            count //= 2
-            halves = [
-                builder.shuffle_vector(
-                    value, value, ir.Constant(ir.VectorType(_WORD, count), [*range(at, at + count)])
-                )
-                for at in (0, count)
-            ]
-            value = combine(builder, *halves)
-        return builder.extract_element(value, _WORD(0))
-
-    return types.float32(vector), build
 
 
 @intrinsic
@@ -397,30 +306,22 @@ def capped(typing: Any, kind: Any, vector: Any, scale: Any, softcap: Any) -> Any
         scale, cap = (splatted(builder, number, kind.kind.lanes) for number in (scale, cap))
         scores = builder.fmul(scores, scale)
         # tanh x = sign(x) (1 - e) / (1 + e) with e = exp(-2 |x|), which cannot overflow.
-        size = builder.call(_intrinsic_of(builder, "llvm.fabs", *[scores.type] * 2), [scores])
+        size = call_by_lane(builder, "llvm.fabs", scores)
         factor = splat_of(-2 / math.log(2), kind.kind.lanes)
         power = builder.fdiv(builder.fmul(size, factor), cap)
         small, one = _power_of_two(builder, power, 7), splat_of(1.0, kind.kind.lanes)
         tanh = builder.fdiv(builder.fsub(one, small), builder.fadd(one, small))
-        copysign = _intrinsic_of(builder, "llvm.copysign", *[scores.type] * 3)
-        return builder.call(copysign, [builder.fmul(cap, tanh), scores])
+        return call_by_lane(builder, "llvm.copysign", builder.fmul(cap, tanh), scores)
 
     return vector(kind, vector, types.float32, types.float32), build
 
 
 def _power_of_two(builder: Any, x: Any, degree: int) -> Any:
     """Emit 2 ** x, x at most about 0: within 2e-4 (relative) with a degree of 3, 2e-7 with 7."""
-    count = x.type.count
-    words = ir.VectorType(_WORD, count)
-    x = _max(builder, x, splat_of(-127.0, count))
-    near = builder.call(_intrinsic_of(builder, "llvm.rint", x.type, x.type), [x])
+    x = larger(builder, x, splat_of(-127.0, x.type.count))
+    near = call_by_lane(builder, "llvm.rint", x)
     rest = builder.fsub(x, near)
-    *others, series = (splat_of(factor, count) for factor in _series(degree))
-    for term in reversed(others):
-        series = add_product(builder, term, series, rest)
-    exponent = builder.add(builder.fptosi(near, words), words_of(127, count))
-    shifted = builder.shl(exponent, words_of(23, count))  # of -127 it is 0, and so the result
-    return builder.fmul(series, builder.bitcast(shifted, x.type))
+    return builder.fmul(polynomial(builder, _series(degree), rest), two_to(builder, near))
 
 
 def _series(degree: int) -> list[float]:
@@ -428,63 +329,3 @@ def _series(degree: int) -> list[float]:
     domain = [-0.5, 0.5]
     series = np.polynomial.Chebyshev.interpolate(np.exp2, degree, domain)
     return series.convert(kind=np.polynomial.Polynomial).coef.tolist()
-
-
-@intrinsic
-def pointer_to(typing: Any, address: Any) -> Any:
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
-
-    return types.voidptr(types.intp), build
-
-
-# --- parts of the above ---
-
-
-def prefetch(builder: Any, address: Any) -> None:
-    """Emit a request for the cache line at an address, which need not be valid."""
-    pointer = ir.IntType(8).as_pointer()
-    function = cgutils.get_or_insert_function(
-        builder.module,
-        ir.FunctionType(ir.VoidType(), [pointer, _WORD, _WORD, _WORD]),
-        "llvm.prefetch.p0",
-    )
-    options = (_WORD(number) for number in (0, 3, 1))  # to read, to all caches, data
-    builder.call(function, [builder.inttoptr(address, pointer), *options])
-
-
-def moved(builder: Any, address: Any, offset: int) -> Any:
-    return builder.add(address, address.type(offset)) if offset else address
-
-
-def splatted(builder: Any, scalar: Any, count: int) -> Any:
-    vector = ir.VectorType(scalar.type, count)
-    undefined = ir.Constant(vector, ir.Undefined)
-    first = builder.insert_element(undefined, scalar, _WORD(0))
-    return builder.shuffle_vector(first, undefined, words_of(0, count))
-
-
-def splat_of(value: float, count: int) -> Any:
-    return ir.Constant(ir.VectorType(_FLOAT, count), [float(np.float32(value))] * count)
-
-
-def words_of(value: int, count: int) -> Any:
-    return ir.Constant(ir.VectorType(_WORD, count), [value] * count)
-
-
-def _max(builder: Any, left: Any, right: Any) -> Any:
-    return builder.select(builder.fcmp_ordered(">", left, right), left, right)
-
-
-def add_product(builder: Any, term: Any, left: Any, right: Any) -> Any:
-    """Emit term + left * right, fused where the CPU can."""
-    product = builder.fmul(left, right, flags=("contract",))
-    return builder.fadd(term, product, flags=("contract",))
-
-
-def _intrinsic_of(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
-    """Return LLVM's function `name` for vectors of float32."""
-    count = arguments[-1].count
-    return cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(result, arguments), f"{name}.v{count}f32"
-    )

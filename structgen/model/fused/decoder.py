@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from structgen.model.fused import passes
-from structgen.model.fused.vectors import LANES
+from structgen.model.fused.operands import LANES
 from structgen.model.fused.weights import PackedLinear, interleaved, pack
 
 _KNOWN = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)

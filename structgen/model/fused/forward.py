@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from structgen.model import context
-from structgen.model.fused import passes, vectors
+from structgen.model.fused import operands, passes
 from structgen.model.fused.decoder import Decoder
 from structgen.model.fused.programs import Programs
 from structgen.model.fused.scratch import Scratch
@@ -88,6 +88,6 @@ class FusedForward:
 
     def _make_room(self, num_rows: int) -> None:
         """Replace scratch and programs by ones for so many rows."""
-        size = vectors.bytes_of_activation(self._dtype.itemsize)
+        size = operands.bytes_of_activation(self._dtype.itemsize)
         self._scratch = Scratch(self._decoder, size, num_rows)
         self._programs = Programs(self._decoder, self._scratch, self._team)

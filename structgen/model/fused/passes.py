@@ -13,7 +13,7 @@ are computed along with it.
     MULTIPLY    activations times weights, plus bias   -> out, or added to out
     ROTATE      queries, keys and values: normalised, rotated by their positions, parted
 
-Activations are rows of words (vectors.py).  Those of int8 have a scale for each GROUP of a row, so
+Activations are rows of words (operands.py).  Those of int8 have a scale for each GROUP of a row, so
 that its largest element is 127: one that stands out costs its group precision, not the row.
 
     row       [width]           whole numbers in [-127, 127]
@@ -36,11 +36,32 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from structgen.model.compiled import compiler, threads
+from structgen.model.compiled import compiler, instructions, threads, vectors
 from structgen.model.compiled.compiler import jit
 from structgen.model.compiled.threads import COUNTER_BYTES, call, call_for_number, runs
-from structgen.model.fused import vectors
-from structgen.model.fused.vectors import LANES, PANEL_VECTORS
+from structgen.model.compiled.vectors import (
+    larger_size,
+    largest,
+    load_one,
+    pointer_to,
+    store,
+    store_one,
+    total,
+)
+from structgen.model.fused import operands, tiles
+from structgen.model.fused.operands import (
+    HAS_32_REGISTERS,
+    LANES,
+    activation_size,
+    element_size,
+    load,
+    no_integers,
+    pack,
+    sigmoid,
+    splat,
+    store_whole,
+)
+from structgen.model.fused.tiles import PANEL_VECTORS
 
 NORMALISE, QUANTISE, ACTIVATE, MULTIPLY, ROTATE = range(5)
 
@@ -97,31 +118,31 @@ def _choose_pack(bits, source, width, out, scales, starts):
 
 
 def _pack_plain(bits, source, width, out, scales, starts):
-    step = LANES * vectors.activation_size(bits)
+    step = LANES * activation_size(bits)
     for index in range(width // LANES):
-        vectors.pack(bits, vectors.load(source + index * _LINE), out + index * step)
+        pack(bits, load(source + index * _LINE), out + index * step)
 
 
 def _pack_groups(bits, source, width, out, scales, starts):
-    size = vectors.activation_size(bits)
-    poison = vectors.splat(np.float32(0))
+    size = activation_size(bits)
+    poison = splat(np.float32(0))
     for group in range(width // GROUP):
         at = source + 4 * GROUP * group
-        most, numbers = vectors.splat(np.float32(0)), vectors.no_numbers()
+        most, numbers = splat(np.float32(0)), no_integers()
         for offset in range(0, 4 * GROUP, _LINE):
-            lanes = vectors.load(at + offset)
-            most = vectors.larger_size(most, lanes)
+            lanes = load(at + offset)
+            most = larger_size(most, lanes)
             # 0, but NaN for what is not finite, which whole numbers would hide.
-            poison = poison + lanes * vectors.splat(np.float32(0))
-        peak = vectors.largest(most)
-        factor = vectors.splat(np.float32(127) / peak if peak > 0 else np.float32(0))
+            poison = poison + lanes * splat(np.float32(0))
+        peak = largest(most)
+        factor = splat(np.float32(127) / peak if peak > 0 else np.float32(0))
         for offset in range(0, GROUP, LANES):
-            lanes = vectors.load(at + 4 * offset) * factor
-            packed = vectors.pack(bits, lanes, out + size * (GROUP * group + offset))
-            numbers = vectors.add_numbers(numbers, packed)
-        vectors.store_one(peak / np.float32(127), scales + 4 * group)
-        vectors.store_whole(np.int32(-128) * vectors.total_number(numbers), starts + 4 * group)
-    vectors.store_one(vectors.load_one(scales) + vectors.total(poison), scales)
+            lanes = load(at + 4 * offset) * factor
+            packed = pack(bits, lanes, out + size * (GROUP * group + offset))
+            numbers = numbers + packed
+        store_one(peak / np.float32(127), scales + 4 * group)
+        store_whole(np.int32(-128) * total(numbers), starts + 4 * group)
+    store_one(load_one(scales) + total(poison), scales)
 
 
 @jit()
@@ -135,19 +156,19 @@ def _activate(source, width):
     """Put gate * sigmoid(gate) * up in place of the first half of a row of gates and ups."""
     for index in range(width // LANES):
         at = source + index * 2 * _LINE
-        gate = vectors.load(at)
-        lanes = gate * vectors.sigmoid(gate) * vectors.load(at + _LINE)
-        vectors.store(lanes, source + index * _LINE)
+        gate = load(at)
+        lanes = gate * sigmoid(gate) * load(at + _LINE)
+        store(lanes, source + index * _LINE)
 
 
 @jit()
 def _normalise(source, weights, width, epsilon, out):
-    squares = vectors.splat(np.float32(0))
+    squares = splat(np.float32(0))
     for at in range(source, source + 4 * width, _LINE):
-        squares = squares + vectors.load(at) * vectors.load(at)
-    root = vectors.splat(_root(vectors.total(squares), width, epsilon))
+        squares = squares + load(at) * load(at)
+    root = splat(_root(total(squares), width, epsilon))
     for at in range(0, 4 * width, _LINE):
-        vectors.store(vectors.load(source + at) * root * vectors.load(weights + at), out + at)
+        store(load(source + at) * root * load(weights + at), out + at)
 
 
 @jit()
@@ -163,7 +184,7 @@ def _make_activations(bits, step, first, stop):
         elif step.kind == ACTIVATE:
             source += 4 * width * row
             _activate(source, width)
-        out = step.out + step.row_width * vectors.activation_size(bits) * row
+        out = step.out + step.row_width * activation_size(bits) * row
         scales, starts = step.row_scales + groups * row, step.row_starts + groups * row
         _pack(bits, source, width, out, scales, starts)
 
@@ -172,10 +193,10 @@ def _make_activations(bits, step, first, stop):
 def _turn(source, cosines, sines, half, out):
     """Rotate the pairs (x[d], x[d + half]) of a head."""
     for d in range(0, 4 * half, 4):
-        cosine, sine = vectors.load_one(cosines + d), vectors.load_one(sines + d)
-        left, right = vectors.load_one(source + d), vectors.load_one(source + 4 * half + d)
-        vectors.store_one(left * cosine - right * sine, out + d)
-        vectors.store_one(right * cosine + left * sine, out + 4 * half + d)
+        cosine, sine = load_one(cosines + d), load_one(sines + d)
+        left, right = load_one(source + d), load_one(source + 4 * half + d)
+        store_one(left * cosine - right * sine, out + d)
+        store_one(right * cosine + left * sine, out + 4 * half + d)
 
 
 @jit()
@@ -194,7 +215,7 @@ def _rotate_row(step, row, cosines, sines):
         source += size
     target = step.values + step.num_kv_heads * size * row
     for at in range(0, step.num_kv_heads * size, _LINE):
-        vectors.store(vectors.load(source + at), target + at)
+        store(load(source + at), target + at)
 
 
 @jit()
@@ -217,42 +238,42 @@ def _choose_sum_products(bits, rows, step, x, row, weights):
 
 
 def _sum_plain(bits, rows, step, x, row, weights):
-    x_step = step.row_width * vectors.activation_size(bits)
-    tile = vectors.zeros(rows)
-    for word in range(step.width * vectors.element_size(bits) // 4):
+    x_step = step.row_width * activation_size(bits)
+    tile = tiles.zeros(rows)
+    for word in range(step.width * element_size(bits) // 4):
         words = weights + _PANEL_LINE * word
-        tile = vectors.add_products(bits, tile, x + 4 * word, x_step, words)
-        vectors.prefetch(words + _AHEAD)
+        tile = tiles.add_products(bits, tile, x + 4 * word, x_step, words)
+        tiles.prefetch(words + _AHEAD)
     return tile
 
 
 def _sum_groups(bits, rows, step, x, row, weights):
     groups = 4 * (step.row_width // GROUP)
     scales, starts = step.row_scales + groups * row, step.row_starts + groups * row
-    size = vectors.activation_size(bits)
-    tile = vectors.zeros(rows)
+    size = activation_size(bits)
+    tile = tiles.zeros(rows)
     for group in range(0, 4 * (step.width // GROUP), 4):
-        whole = vectors.starts(rows, starts + group, groups)
+        whole = tiles.starts(rows, starts + group, groups)
         for _ in range(GROUP // 4):
-            whole = vectors.add_products(bits, whole, x, size * step.row_width, weights)
-            vectors.prefetch(weights + _AHEAD)
+            whole = tiles.add_products(bits, whole, x, size * step.row_width, weights)
+            tiles.prefetch(weights + _AHEAD)
             x += 4 * size
             weights += _PANEL_LINE
-        tile = vectors.add_scaled(tile, whole, scales + group, groups)
+        tile = tiles.add_scaled(tile, whole, scales + group, groups)
     return tile
 
 
 @jit(forceinline=True)
 def _tile(bits, rows, step, row, column, weights):
     """Multiply the rows of one tile, an element of the tuple `rows` each, by one panel."""
-    x = step.x + step.row_width * vectors.activation_size(bits) * row
+    x = step.x + step.row_width * activation_size(bits) * row
     tile = _sum_products(bits, rows, step, x, row, weights)
-    tile = vectors.scale_columns(tile, step.scales + 4 * column, step.biases + 4 * column)
+    tile = tiles.scale_columns(tile, step.scales + 4 * column, step.biases + 4 * column)
     out_step = 4 * step.num_columns
     target = step.out + out_step * row + 4 * column
     if step.adds:
-        tile = vectors.add_tile(tile, target, out_step)
-    vectors.store_tile(tile, target, out_step)
+        tile = tiles.add_tile(tile, target, out_step)
+    tiles.store_tile(tile, target, out_step)
 
 
 _SIX, _FOUR, _TWO, _ONE = ((0,) * count for count in (6, 4, 2, 1))
@@ -262,10 +283,10 @@ _SIX, _FOUR, _TWO, _ONE = ((0,) * count for count in (6, 4, 2, 1))
 def _multiply_panel(bits, step, row, stop, panel):
     """Multiply rows [row, stop) by one panel, in tiles of as many rows as registers can hold."""
     column = panel * PANEL
-    weights = step.weights + step.width * vectors.element_size(bits) * column
+    weights = step.weights + step.width * element_size(bits) * column
     while row < stop:
         left = stop - row
-        if vectors.HAS_32_REGISTERS and left >= 6:
+        if HAS_32_REGISTERS and left >= 6:
             _tile(bits, _SIX, step, row, column, weights)
             row += 6
         elif left >= 4:
@@ -334,12 +355,12 @@ def _run_apart(bits, program, steps, me):
 @functools.cache
 def compile_task(bits: type[np.generic]) -> int:
     """Return the address of what each thread runs: a C function of the address of a PROGRAM."""
-    source = compiler.digest(compiler, threads, vectors)
+    source = compiler.digest(compiler, instructions, threads, vectors, operands, tiles)
 
     def task(address):
         _ = source
         program = numba.carray(address, 1, PROGRAM)[0]
-        steps = numba.carray(vectors.pointer(program.passes), program.num_passes, PASS)
+        steps = numba.carray(pointer_to(program.passes), program.num_passes, PASS)
         me = call_for_number(program.thread_number) if program.num_threads > 1 else 0
         if program.block_rows:
             _run_apart(bits, program, steps, me)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from structgen.model.fused import passes
-from structgen.model.fused.vectors import LANES
+from structgen.model.fused.operands import LANES
 
 BITS = {
     torch.int8: passes.BITS_INT8,
