@@ -142,9 +142,9 @@ class EmbeddedNameWatch(Watch):
 
     def restrict(self, row: Words) -> None:
         begun = self._states[-1]
-        # Without an object, or with one that ends in the token, a whole one may begin in it.
-        places = {one.place for one in begun} | {Place()}
-        suspects = {token for place in places for token in self._names.repeating(place, row)}
+        suspects = set(self._names.objects)
+        for one in begun:
+            suspects.update(self._names.repeating(one.place, row))
         repeating = [token for token in suspects if self._repeats(token, begun)]
         if repeating:
             bitmask.TokenSet(repeating).ban(row)

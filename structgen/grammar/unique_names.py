@@ -122,6 +122,8 @@ class Names:
         self._outside = [token for token, count in enumerate(quotes) if count >= 2]
         self._inside = [token for token in self._outside if quotes[token] >= 3]
         self._sets = (bitmask.TokenSet(self._outside), bitmask.TokenSet(self._inside))
+        # Those that may begin an object and name something twice in it.
+        self.objects = [t for t in self._outside if quotes[t] >= 4 and b"{" in self.texts[t]]
 
     def after(self, place: Place, token: int) -> Place | None:
         if self._plain[token] and not (place.escaped or place.mode is Mode.IN_NAME):

@@ -342,6 +342,7 @@ def test_objects_in_tags_name_nothing_twice(text: str, allowed: bool) -> None:
 def test_of_names_in_tags_the_masks_allow_what_is_accepted() -> None:
     pieces = [
         b'{"a": 1, "a',
+        b'{"a": 1, "a": ',
         b'", "',
         b'": ',
         b'"a"',
