@@ -193,8 +193,7 @@ class EngineCore:
             self._executor.execute_model(plan)
         with self._trace.span("join"):
             result = self._executor.sample_tokens(mask)
-        num_tokens = sum(len(row.token_ids) for row in plan.rows)
-        self._step_cost.took(len(plan.rows), num_tokens, result.forward_s)
+        self._step_cost.took([len(row.token_ids) for row in plan.rows], result.forward_s)
         with self._trace.span("commit", rows=len(plan.rows)):
             # First of all: a request aborted during the forward gets no more tokens.
             self._drain_inbox()

@@ -1,16 +1,19 @@
-"""What one more token costs a step, learnt from the steps themselves.
+"""What a guess costs a step, learnt from the steps themselves.
 
     seconds of a step = what every step takes + tokens * what each adds
 
 The slope is that of the least squares line through the steps of late, each of which counts a little
-less than the one after it.  Prompts and guesses vary the tokens enough to tell.
+less than the one after it.  Forced text and guesses vary the tokens enough to tell.  A token of a
+prompt costs less, about half as much as a guess: it has no logits, and attends along with others.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 _MEMORY = 0.98  # of what is known, from one step to the next
 _LEAST_STEPS, _LEAST_SPREAD = 8.0, 4.0  # before a slope is believed: weight, and tokens squared
-_DECODING = 3  # tokens a request, at most, of a step that mostly decodes
+_LONGEST = 16  # tokens of a row; of more, it is a prompt
 
 # Where nothing is learnt yet: as measured on CPUs with and without products of bytes, in parts of
 # what a step of hardly any tokens takes.
@@ -28,15 +31,17 @@ class StepCost:
         self._token_s: float | None = None
         self._decode_s: float | None = None
 
-    def took(self, num_rows: int, num_tokens: int, seconds: float) -> None:
-        """Take in a step."""
-        x, y = num_tokens, seconds
+    def took(self, lengths: Sequence[int], seconds: float) -> None:
+        """Take in a step.  lengths: tokens of each row."""
+        if max(lengths, default=_LONGEST) >= _LONGEST:
+            return
+        num_rows, x, y = len(lengths), sum(lengths), seconds
         new = (1.0, x, y, x * x, x * y)
         self._sums = tuple(old * _MEMORY + one for old, one in zip(self._sums, new, strict=True))
         self._learn_slope()
-        if self._token_s is None or num_tokens > _DECODING * num_rows:
+        if self._token_s is None:
             return
-        row_s = max(seconds - self._token_s * (num_tokens - num_rows), 0.0) / num_rows
+        row_s = max(y - self._token_s * (x - num_rows), 0.0) / num_rows
         known = row_s if self._decode_s is None else self._decode_s
         self._decode_s = known + (row_s - known) * 0.1
 

@@ -215,8 +215,9 @@ def test_what_a_draft_costs_is_learnt_from_the_steps() -> None:
     for start_s, token_s in ((10e-3, 0.01e-3), (5e-3, 0.5e-3), (0.1e-3, 1e-3)):
         cost = StepCost()
         for step in range(200):
-            num_rows, extra = 16, (0, 5, 300)[step % 3]
-            cost.took(num_rows, num_rows + extra, start_s + token_s * (num_rows + extra))
+            drafts = (0, 5, 14)[step % 3]
+            cost.took([1 + drafts, *[1] * 15], start_s + token_s * (16 + drafts))
+            cost.took([300, *[1] * 15], start_s + token_s * 100)  # a prompt's tokens are cheap
         expected = token_s / (start_s / 16 + token_s)
         assert cost.of_draft(16) == pytest.approx(expected, rel=0.02)
 
@@ -224,7 +225,7 @@ def test_what_a_draft_costs_is_learnt_from_the_steps() -> None:
 def test_before_anything_is_learnt_drafts_cost_more_beside_many_rows() -> None:
     cost = StepCost()
     for _ in range(50):
-        cost.took(4, 4, 10e-3)  # all alike: they tell nothing of one token more
+        cost.took([1] * 4, 10e-3)  # all alike: they tell nothing of one token more
     costs = [cost.of_draft(num_rows) for num_rows in (1, 8, 32, 256)]
     assert costs == sorted(costs)
     assert 0.05 < costs[0] < 0.1
@@ -234,7 +235,7 @@ def test_before_anything_is_learnt_drafts_cost_more_beside_many_rows() -> None:
 def test_steps_that_take_no_time_do_no_harm() -> None:
     cost = StepCost()
     for step in range(100):
-        cost.took(2, 2 + step % 7, 0.0)
+        cost.took([1, 1 + step % 7], 0.0)
     assert 0 <= cost.of_draft(2) < 1
 
 
