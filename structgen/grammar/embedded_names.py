@@ -17,7 +17,7 @@ from structgen.grammar import bitmask
 from structgen.grammar.base import GrammarError
 from structgen.grammar.bitmask import Words
 from structgen.grammar.unique_names import Frame, Mode, Names, Place
-from structgen.grammar.watch import Watch
+from structgen.grammar.watch import StateWatch
 
 _BLANKS = b" \t\n\r"
 _BARE = b"0123456789+-.Eaeflnrstu"  # of numbers, true, false and null
@@ -121,38 +121,29 @@ def _after_value(place: Place) -> bytes:
     return b",]" if place.frame.names is None else b",}"
 
 
-class EmbeddedNameWatch(Watch):
-    """states: what may be open at the start and after each token."""
-
-    def __init__(self, names: Names, states: list[Open] | None = None) -> None:
+class EmbeddedNameWatch(StateWatch[Open]):
+    def __init__(self, names: Names) -> None:
+        super().__init__(())
         self._names = names
-        self._states: list[Open] = [()] if states is None else states
 
-    def accept(self, token: int) -> None:
+    def after(self, token: int) -> Open:
         try:
-            self._states.append(after(self._names.texts[token], self._states[-1]))
+            return after(self._names.texts[token], self.state)
         except Duplicate:
             raise GrammarError(f"token {token} would name a property twice") from None
 
-    def rollback(self, count: int) -> None:
-        del self._states[len(self._states) - count :]
-
-    def fork(self) -> EmbeddedNameWatch:
-        return EmbeddedNameWatch(self._names, self._states.copy())
-
     def restrict(self, row: Words) -> None:
-        begun = self._states[-1]
         suspects = set(self._names.objects)
-        for one in begun:
+        for one in self.state:
             suspects.update(self._names.repeating(one.place, row))
-        repeating = [token for token in suspects if self._repeats(token, begun)]
+        repeating = [token for token in suspects if self._repeats(token)]
         if repeating:
             bitmask.TokenSet(repeating).ban(row)
 
-    def _repeats(self, token: int, begun: Open) -> bool:
+    def _repeats(self, token: int) -> bool:
         try:
-            after(self._names.texts[token], begun)
-        except Duplicate:
+            self.after(token)
+        except GrammarError:
             return True
         return False
 

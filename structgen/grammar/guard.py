@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from structgen.grammar import bitmask
 from structgen.grammar.base import GrammarError, Vocabulary
-from structgen.grammar.watch import Watch
+from structgen.grammar.watch import StateWatch
 
 Table = npt.NDArray[np.uint8]
 
@@ -114,28 +114,22 @@ class TextGuard:
         return after
 
 
-class TextWatch(Watch):
-    """states: of the guard, at the start and after each token."""
+class TextWatch(StateWatch[int]):
+    """Its states are those of a guard."""
 
-    def __init__(self, guard: TextGuard, states: list[int] | None = None) -> None:
+    def __init__(self, guard: TextGuard) -> None:
+        super().__init__(int(State.TEXT))
         self._guard = guard
-        self._states = [int(State.TEXT)] if states is None else states
 
-    def accept(self, token: int) -> None:
-        self._states.append(self._guard.advance(self._states[-1], token))
-
-    def rollback(self, count: int) -> None:
-        del self._states[len(self._states) - count :]
-
-    def fork(self) -> TextWatch:
-        return TextWatch(self._guard, self._states.copy())
+    def after(self, token: int) -> int:
+        return self._guard.advance(self.state, token)
 
     def restrict(self, row: bitmask.Words) -> None:
-        row &= self._guard.masks[self._states[-1]]
+        row &= self._guard.masks[self.state]
 
     @property
     def may_end(self) -> bool:
-        return self._states[-1] == State.TEXT
+        return self.state == State.TEXT
 
 
 def _move(table: Table, state: State, symbols: Iterable[int], to: State) -> None:

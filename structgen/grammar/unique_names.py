@@ -23,7 +23,7 @@ from structgen.constraints import Constraint, JsonObject, JsonSchema
 from structgen.grammar import bitmask
 from structgen.grammar.base import GrammarError, Vocabulary
 from structgen.grammar.bitmask import Words
-from structgen.grammar.watch import Watch
+from structgen.grammar.watch import StateWatch
 
 _OUTSIDE = re.compile(rb'["\[\]{},]')
 _INSIDE = re.compile(rb'["\\]')
@@ -154,27 +154,19 @@ class Names:
             index += 1
 
 
-class NameWatch(Watch):
-    """places: at the start and after each token."""
-
-    def __init__(self, names: Names, places: list[Place] | None = None) -> None:
+class NameWatch(StateWatch[Place]):
+    def __init__(self, names: Names) -> None:
+        super().__init__(Place())
         self._names = names
-        self._places = [Place()] if places is None else places
 
-    def accept(self, token: int) -> None:
-        after = self._names.after(self._places[-1], token)
-        if after is None:
+    def after(self, token: int) -> Place:
+        place = self._names.after(self.state, token)
+        if place is None:
             raise GrammarError(f"token {token} would name a property twice")
-        self._places.append(after)
-
-    def rollback(self, count: int) -> None:
-        del self._places[len(self._places) - count :]
-
-    def fork(self) -> NameWatch:
-        return NameWatch(self._names, self._places.copy())
+        return place
 
     def restrict(self, row: Words) -> None:
-        repeating = list(self._names.repeating(self._places[-1], row))
+        repeating = list(self._names.repeating(self.state, row))
         if repeating:
             bitmask.TokenSet(repeating).ban(row)
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Generic, Self, TypeVar
 
 from structgen.grammar.bitmask import Words
+
+S = TypeVar("S")
 
 
 class Watch(ABC):
@@ -29,6 +33,32 @@ class Watch(ABC):
     @property
     @abstractmethod
     def may_end(self) -> bool: ...
+
+
+class StateWatch(Watch, Generic[S]):
+    """A watch that is where it is by a state, which is immutable."""
+
+    def __init__(self, start: S) -> None:
+        self._states = [start]  # at the start and after each token
+
+    @property
+    def state(self) -> S:
+        return self._states[-1]
+
+    @abstractmethod
+    def after(self, token: int) -> S:
+        """Return the state after a token.  Raises GrammarError: it may not follow."""
+
+    def accept(self, token: int) -> None:
+        self._states.append(self.after(token))
+
+    def rollback(self, count: int) -> None:
+        del self._states[len(self._states) - count :]
+
+    def fork(self) -> Self:
+        twin = copy.copy(self)
+        twin._states = self._states.copy()
+        return twin
 
 
 class Watches(Watch):

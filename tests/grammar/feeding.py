@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from structgen.constraints import Constraint
 from structgen.grammar import bitmask, build_backend
 from structgen.grammar.base import Vocabulary
-from structgen.grammar.choosing import Backends
+from structgen.grammar.choosing import Backends, Chosen
 
 BYTES = [bytes([byte]) for byte in range(256)]
 CONTROL_TOKEN = b""
@@ -73,3 +73,15 @@ class Judge:
             size = next(size for size in sizes if data[start : start + size] in self._ids)
             yield self._ids[data[start : start + size]]
             start += size
+
+
+def obeys(chosen: Chosen, text: bytes, vocabulary_size: int = 257) -> bool:
+    """Whether a text, byte by byte, obeys what has been compiled over a vocabulary of bytes."""
+    matcher = chosen.grammar.new_matcher()
+    words = bitmask.allocate(1, vocabulary_size)
+    for byte in text:
+        chosen.backend.fill([matcher], words, [0])
+        if not bitmask.holds(words[0], byte):
+            return False
+        matcher.accept(byte)
+    return matcher.accepting

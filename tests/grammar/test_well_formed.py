@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 import pytest
-from feeding import BYTES, byte_vocabulary
+from feeding import BYTES, byte_vocabulary, obeys
 
 from structgen.constraints import Backend, JsonObject, JsonSchema
 from structgen.errors import ConstraintError, Unsupported
@@ -50,17 +50,6 @@ def compiled(backends: Backends, schema: Any, library: Backend) -> Chosen:
         return backends.compile(JsonSchema(json.dumps(schema), backend=library))
     except (ConstraintError, Unsupported) as refusal:
         pytest.skip(str(refusal))
-
-
-def obeys(chosen: Chosen, text: bytes, vocabulary_size: int = 257) -> bool:
-    matcher = chosen.grammar.new_matcher()
-    words = bitmask.allocate(1, vocabulary_size)
-    for byte in text:
-        chosen.backend.fill([matcher], words, [0])
-        if not bitmask.holds(words[0], byte):
-            return False
-        matcher.accept(byte)
-    return matcher.accepting
 
 
 def obeyed(chosen: Chosen, texts: list[str]) -> list[str]:
