@@ -21,7 +21,6 @@ from numba.extending import intrinsic
 
 from structgen.model.attention.numba_vectors import Kind
 from structgen.model.compiled.instructions import (
-    ALL_LEVELS,
     FLOAT,
     HALF,
     LONG,
@@ -69,7 +68,7 @@ def score_panel(
             offset = builder.mul(j, word_step)
             words = [shape.words(builder, builder.add(start, offset)) for start in starts]
             for start in starts:
-                prefetch(builder, builder.add(builder.add(start, ahead), offset), ALL_LEVELS)
+                prefetch(builder, builder.add(builder.add(start, ahead), offset))
             at = builder.add(queries, builder.mul(j, LONG(kind.kind.word_scalar_bytes)))
             shape.multiply(builder, sums, at, DIM_STEP, words)
         shape.write(builder, sums, scores, SCORE_STEP)
@@ -115,7 +114,7 @@ def value_panel(
                 words = [shape.words(builder, moved(builder, at, o)) for o in shape.offsets]
                 later = builder.add(soon, builder.mul(j, row_step))
                 for offset in shape.offsets:
-                    prefetch(builder, moved(builder, later, offset), ALL_LEVELS)
+                    prefetch(builder, moved(builder, later, offset))
                 scalar = builder.add(scalars, builder.mul(j, LONG(kind.kind.word_scalar_bytes)))
                 shape.multiply(builder, sums, scalar, SCORE_STEP, words)
             if pack == 2:

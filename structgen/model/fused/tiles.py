@@ -22,7 +22,6 @@ from structgen.model.compiled.compiler import features
 from structgen.model.compiled.instructions import (
     BYTE,
     FLOAT,
-    SECOND_LEVEL,
     SHORT,
     WORD,
     add_product,
@@ -59,15 +58,12 @@ _DOT_OPERAND = _BYTES if llvm.llvm_version_info >= (22,) else WORDS
 
 @intrinsic
 def prefetch(typing: Any, address: Any) -> Any:
-    """Ask for the words of a panel at an address, which need not be valid.
-
-    Into the second level cache: those in use have the first one to themselves.
-    """
+    """Ask for the words of a panel at an address, which need not be valid."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         for index in range(PANEL_VECTORS):
             where = moved(builder, arguments[0], index * _FLOATS_SIZE)
-            instructions.prefetch(builder, where, SECOND_LEVEL)
+            instructions.prefetch(builder, where)
         return context.get_dummy_value()
 
     return types.void(types.intp), build
