@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -81,17 +82,22 @@ def wants_int8(quantization: str, dtype_name: str) -> bool:
 
 
 def pack_forward(
-    model: torch.nn.Module, packed: torch.dtype, windows: Sequence[int | None], threads: int
+    model: torch.nn.Module,
+    packed: torch.dtype,
+    windows: Sequence[int | None],
+    threads: int,
+    sizes: Mapping[torch.nn.Module, torch.Tensor] = MappingProxyType({}),
 ) -> Forward:
     """Return a forward with the weights of a loaded model, which are taken from it.
 
-    packed: see packed_dtype.  windows: of each layer's attention.
+    packed: see packed_dtype.  windows: of each layer's attention.  sizes: of the channels behind
+    norms (fused/balance.py), for int8.
     """
     from structgen.model.fused.decoder import take_apart
     from structgen.model.fused.forward import FusedForward
 
     began = time.perf_counter()
-    forward = FusedForward(take_apart(model, windows, packed), packed, threads)
+    forward = FusedForward(take_apart(model, windows, packed, sizes), packed, threads)
     log.info("weights packed", dtype=packed, seconds=round(time.perf_counter() - began, 1))
     return forward
 

@@ -1,5 +1,7 @@
 """Have packed weights only where they compute what the model does, as a few tokens show.
 
+The same tokens show which channels are large.
+
 The classes that are packed are known to the letter, but a later transformers may change the text.
 """
 
@@ -12,6 +14,7 @@ from structgen.model.attention import get_backend
 from structgen.model.attention.base import AttentionMetadata
 from structgen.model.context import forward_context
 from structgen.model.forward import EagerForward, Forward, pack_forward
+from structgen.model.fused.balance import sizes_of
 from structgen.model.kv_cache import KVCache, LayerShape
 from structgen.model.load import ModelSpec
 
@@ -30,8 +33,10 @@ def checked_forward(
 
     The weights are gone from the model in either case.  packed: see forward.packed_dtype.
     """
-    expected = _probe(EagerForward(model), spec)
-    forward = pack_forward(model, packed, [layer.window for layer in spec.layers], threads)
+    with sizes_of(model) as sizes:
+        expected = _probe(EagerForward(model), spec)
+    windows = [layer.window for layer in spec.layers]
+    forward = pack_forward(model, packed, windows, threads, sizes)
     # The median: a token may have no embedding at all, as padding has, and no direction.
     similarity = float(torch.cosine_similarity(_probe(forward, spec), expected).median())
     if similarity >= _LEAST[packed] or not expected.isfinite().all():

@@ -18,7 +18,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from structgen.model.fused import passes
+from structgen.model.fused import balance, passes
+from structgen.model.fused.balance import Sizes
 from structgen.model.fused.operands import LANES
 from structgen.model.fused.weights import PackedLinear, interleaved, pack
 
@@ -73,27 +74,32 @@ def is_known(model: torch.nn.Module) -> bool:
 def _has_known_options(model: Any) -> bool:
     config, rotary = model.config, model.model.rotary_emb
     attention = model.model.layers[0].self_attn
-    widths = (config.hidden_size, config.intermediate_size)
-    outputs = (attention.q_proj.out_features, attention.k_proj.out_features)
+    widths = (config.hidden_size, attention.q_proj.out_features, config.intermediate_size)
     return (
         config.hidden_act == "silu"
         and 2 * rotary.inv_freq.numel() == attention.head_dim  # not of a part of the head
         and attention.head_dim % LANES == 0
-        and all(size % passes.GROUP == 0 for size in (*widths, *outputs))
+        and all(width % passes.GROUP == 0 for width in widths)
     )
 
 
-def take_apart(model: Any, windows: Sequence[int | None], dtype: torch.dtype) -> Decoder:
-    """Pack the weights of a known model as `dtype`, and take them from it, layer by layer."""
+def take_apart(
+    model: Any, windows: Sequence[int | None], dtype: torch.dtype, sizes: Sizes
+) -> Decoder:
+    """Pack the weights of a known model as `dtype`, and take them from it, layer by layer.
+
+    sizes: of norms that are balanced with the weights behind them, if these are int8.
+    """
     attention = model.model.layers[0].self_attn
+    norm, head = _balanced(model.model.norm, model.lm_head.weight, dtype, sizes)
     return Decoder(
         embedding=model.model.embed_tokens.weight,
         layers=tuple(
-            _layer(layer, window, dtype)
+            _layer(layer, window, dtype, sizes)
             for layer, window in zip(_emptied(model.model.layers), windows, strict=True)
         ),
-        norm=_norm(model.model.norm),
-        head=pack(model.lm_head.weight, model.lm_head.bias, dtype),
+        norm=norm,
+        head=pack(head, model.lm_head.bias, dtype),
         vocab_size=model.lm_head.out_features,
         num_heads=attention.q_proj.out_features // attention.head_dim,
         num_kv_heads=attention.k_proj.out_features // attention.head_dim,
@@ -110,17 +116,27 @@ def _emptied(layers: torch.nn.ModuleList) -> Iterator[Any]:
         layer.to("meta")
 
 
-def _layer(layer: Any, window: int | None, dtype: torch.dtype) -> Layer:
+def _layer(layer: Any, window: int | None, dtype: torch.dtype, sizes: Sizes) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
+    inputs = [attention.q_proj, attention.k_proj, attention.v_proj]
+    input_norm, qkv = _balanced(
+        layer.input_layernorm, torch.cat([linear.weight for linear in inputs]), dtype, sizes
+    )
+    mlp_norm, gate_up = _balanced(
+        layer.post_attention_layernorm,
+        interleaved(mlp.gate_proj.weight, mlp.up_proj.weight),
+        dtype,
+        sizes,
+    )
     return Layer(
-        input_norm=_norm(layer.input_layernorm),
-        qkv=_joined([attention.q_proj, attention.k_proj, attention.v_proj], dtype),
+        input_norm=input_norm,
+        qkv=pack(qkv, torch.cat([_bias(linear) for linear in inputs]), dtype),
         query_norm=_norm(attention.q_norm) if hasattr(attention, "q_norm") else None,
         key_norm=_norm(attention.k_norm) if hasattr(attention, "k_norm") else None,
-        output=_joined([attention.o_proj], dtype),
-        mlp_norm=_norm(layer.post_attention_layernorm),
-        gate_up=_gate_up(mlp.gate_proj, mlp.up_proj, dtype),
-        down=_joined([mlp.down_proj], dtype),
+        output=pack(attention.o_proj.weight, attention.o_proj.bias, dtype),
+        mlp_norm=mlp_norm,
+        gate_up=pack(gate_up, interleaved(_bias(mlp.gate_proj), _bias(mlp.up_proj)), dtype),
+        down=pack(mlp.down_proj.weight, mlp.down_proj.bias, dtype),
         scale=attention.scaling,
         window=window,
     )
@@ -130,16 +146,15 @@ def _norm(norm: Any) -> Norm:
     return Norm(norm.weight.float(), norm.variance_epsilon)
 
 
-def _joined(linears: list[torch.nn.Linear], dtype: torch.dtype) -> PackedLinear:
-    weight, bias = torch.cat([linear.weight for linear in linears]), None
-    if any(linear.bias is not None for linear in linears):
-        bias = torch.cat([_bias(linear) for linear in linears])
-    return pack(weight, bias, dtype)
-
-
-def _gate_up(gate: torch.nn.Linear, up: torch.nn.Linear, dtype: torch.dtype) -> PackedLinear:
-    weight = interleaved(gate.weight, up.weight)
-    return pack(weight, interleaved(_bias(gate), _bias(up)), dtype)
+def _balanced(
+    norm: Any, weight: torch.Tensor, dtype: torch.dtype, sizes: Sizes
+) -> tuple[Norm, torch.Tensor]:
+    """Return a norm and the weight [N, K] of what follows it, balanced if that is to be int8."""
+    plain = _norm(norm)
+    if norm not in sizes or dtype != torch.int8:
+        return plain, weight
+    factors = balance.factors(sizes[norm], weight)
+    return Norm(plain.weight / factors, plain.epsilon), weight * factors
 
 
 def _bias(linear: torch.nn.Linear) -> torch.Tensor:

@@ -68,7 +68,7 @@ NORMALISE, QUANTISE, ACTIVATE, MULTIPLY, ROTATE = range(5)
 BITS_INT8, BITS_BFLOAT16, BITS_FLOAT32 = np.int8, np.uint16, np.float32
 
 PANEL = PANEL_VECTORS * LANES
-GROUP = 32
+GROUP = 64
 _LINE = 4 * LANES  # bytes of a vector
 _PANEL_LINE = 4 * PANEL
 _UNIT_ROWS = 240  # their activations stay in the second level cache; whole tiles
