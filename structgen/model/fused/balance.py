@@ -7,8 +7,8 @@ weights behind it are multiplied by that:
     x W = (x / f) (f W),    f = (mean |x| / root mean square of the weights) ** 1/4, by channel
 
 After SmoothQuant (Xiao et al., 2022), which takes the largest of each and the root.  Means of 16
-tokens do; of SmolLM2-135M, groups of 64 numbers with factors have less noise behind norms than
-groups of 32 had without: 6 to 11 against 9 to 14, in 1e-5 of the power.
+tokens do.  What rounding adds to the results of SmolLM2-135M, in 1e-5 of their power, with groups
+of 64 activations: 5.9 instead of 17.6 (queries, keys, values), and 9.1 instead of 15.0 (the mlp).
 """
 
 from __future__ import annotations
