@@ -192,7 +192,13 @@ def _make_activations(bits, step, first, stop):
 @jit()
 def _turn(source, cosines, sines, half, out):
     """Rotate the pairs (x[d], x[d + half]) of a head."""
-    for d in range(0, 4 * half, 4):
+    whole = 4 * (half // LANES * LANES)
+    for d in range(0, whole, _LINE):
+        cosine, sine = load(cosines + d), load(sines + d)
+        left, right = load(source + d), load(source + 4 * half + d)
+        store(left * cosine - right * sine, out + d)
+        store(right * cosine + left * sine, out + 4 * half + d)
+    for d in range(whole, 4 * half, 4):
         cosine, sine = load_one(cosines + d), load_one(sines + d)
         left, right = load_one(source + d), load_one(source + 4 * half + d)
         store_one(left * cosine - right * sine, out + d)
