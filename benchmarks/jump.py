@@ -11,9 +11,9 @@ The extraction workload in these modes, in turn, and all that again:
     commit+drafts   the same, and tokens are guessed from the prompt and from earlier answers
     free, free+drafts   without a constraint
 
-Greedy; no prefixes are cached.  The modes with drafts run on a server of their own, started anew
-each time, so that no prompt has been answered before.  A line per concurrency and mode, over all
-rounds:
+Greedy; no prefixes are cached.  Each mode of each round has a server of its own: no prompt has been
+answered before, and none has the advantage of a server that is warm.  A line per concurrency and
+mode, over all rounds:
 
     requests_s, tokens_s      answers and output tokens per second of wall time
     forwards_per_token        steps that an answer took part in, per token of its text
@@ -30,6 +30,7 @@ import argparse
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from _common import DATA, print_line, print_machine
@@ -39,54 +40,52 @@ from serve import REQUESTS_OF_ONE_CLIENT, START_TIMEOUT_S, Run, judged, run, ser
 from structgen.client import AsyncClient
 from structgen.params import JumpForward
 
-PLAIN = {"off": JumpForward.OFF, "draft": JumpForward.DRAFT, "commit": JumpForward.COMMIT}
-GUESSING = "+drafts"
 
-Runs = dict[str, list[Run]]
+class Mode(NamedTuple):
+    """drafts: guess from prompt and earlier answers.  jump: None without a constraint."""
+
+    drafts: bool
+    jump: JumpForward | None
 
 
-class Comparison:
-    """All modes at one concurrency."""
+MODES = {
+    "off": Mode(False, JumpForward.OFF),
+    "draft": Mode(False, JumpForward.DRAFT),
+    "commit": Mode(False, JumpForward.COMMIT),
+    "commit+drafts": Mode(True, JumpForward.COMMIT),
+    "free": Mode(False, None),
+    "free+drafts": Mode(True, None),
+}
 
-    def __init__(self, workload: Workload, concurrency: int) -> None:
-        alone = concurrency == 1
-        items = workload.items[:REQUESTS_OF_ONE_CLIENT] if alone else workload.items
-        self._workload = msgspec.structs.replace(workload, items=items)
-        self._concurrency = concurrency
-        self._runs: Runs = {}
 
-    async def plain(self, client: AsyncClient) -> None:
-        """Run the modes that guess nothing, but perhaps forced text."""
-        for mode, jump in PLAIN.items():
-            self._note(mode, await self._constrained(client, jump))
-        self._note("free", await self._free(client))
+async def measure(given: argparse.Namespace, workload: Workload, concurrency: int) -> None:
+    """Run all modes in turn, at one concurrency, and report."""
+    runs: dict[str, list[Run]] = {name: [] for name in MODES}
+    for _ in range(given.rounds):
+        for name, mode in MODES.items():
+            runs[name].append(await _run(given, workload, concurrency, mode))
+    wholes = {name: _joined(all_runs) for name, all_runs in runs.items()}
+    for name, whole in wholes.items():
+        _report(name, concurrency, whole)
+    bases = {name: "off" if mode.jump is not None else "free" for name, mode in MODES.items()}
+    ratios = {
+        name: _requests_s(whole) / _requests_s(wholes[bases[name]])
+        for name, whole in wholes.items()
+    }
+    print_line("jump_ratio", concurrency=concurrency, requests_s=ratios)
 
-    async def guessing(self, client: AsyncClient) -> None:
-        """Run those that do; the server has answered nothing yet."""
-        self._note(f"commit{GUESSING}", await self._constrained(client, JumpForward.COMMIT))
-        self._note(f"free{GUESSING}", await self._free(client))
 
-    def report(self) -> None:
-        wholes = {mode: _joined(runs) for mode, runs in self._runs.items()}
-        for mode, whole in wholes.items():
-            _report(mode, self._concurrency, whole)
-        ratios = {}
-        for mode, whole in wholes.items():
-            base = wholes["free" if mode.startswith("free") else "off"]
-            ratios[mode] = _requests_s(whole) / _requests_s(base)
-        print_line("jump_ratio", concurrency=self._concurrency, requests_s=ratios)
-
-    async def _constrained(self, client: AsyncClient, jump: JumpForward) -> Run:
-        limit = self._workload.max_tokens
-        items = self._workload.items
-        return await run(client, items, self._concurrency, limit, free=False, jump=jump)
-
-    async def _free(self, client: AsyncClient) -> Run:
-        limit = self._workload.free_tokens
-        return await run(client, self._workload.items, self._concurrency, limit, free=True)
-
-    def _note(self, mode: str, one: Run) -> None:
-        self._runs.setdefault(mode, []).append(one)
+async def _run(given: argparse.Namespace, workload: Workload, concurrency: int, mode: Mode) -> Run:
+    items = workload.items[:REQUESTS_OF_ONE_CLIENT] if concurrency == 1 else workload.items
+    options = () if mode.drafts else ("--no-drafts",)
+    async with server(given, *options) as address, AsyncClient(address) as client:
+        await client.wait_ready(START_TIMEOUT_S)
+        await warm_up(client, workload)
+        if mode.jump is None:
+            return await run(client, items, concurrency, workload.free_tokens, free=True)
+        return await run(
+            client, items, concurrency, workload.max_tokens, free=False, jump=mode.jump
+        )
 
 
 def _report(mode: str, concurrency: int, whole: Run) -> None:
@@ -102,7 +101,7 @@ def _report(mode: str, concurrency: int, whole: Run) -> None:
         forced=sum(answer.forced for answer in whole.answers) / tokens,
         drafted=sum(answer.drafted for answer in whole.answers) / tokens,
         accepted=sum(answer.accepted for answer in whole.answers) / tokens,
-        **({} if mode.startswith("free") else judged(whole.answers)),
+        **({} if MODES[mode].jump is None else judged(whole.answers)),
     )
 
 
@@ -120,28 +119,20 @@ async def benchmark(given: argparse.Namespace) -> None:
         workload = msgspec.structs.replace(
             workload, items=workload.items[:2], max_tokens=40, free_tokens=8
         )
-    async with server(given, "--no-drafts") as address, AsyncClient(address) as client:
+    async with server(given) as address, AsyncClient(address) as client:
         await client.wait_ready(START_TIMEOUT_S)
         model = await client.model_info()
-        print_machine(
-            "jump",
-            model=model.name,
-            dtype=model.dtype,
-            threads=given.threads,
-            workload=workload.name,
-            max_tokens=workload.max_tokens,
-            rounds=given.rounds,
-        )
-        await warm_up(client, workload)
-        for concurrency in given.concurrency:
-            comparison = Comparison(workload, concurrency)
-            for _ in range(given.rounds):
-                await comparison.plain(client)
-                async with server(given) as fresh, AsyncClient(fresh) as guesser:
-                    await guesser.wait_ready(START_TIMEOUT_S)
-                    await warm_up(guesser, workload)
-                    await comparison.guessing(guesser)
-            comparison.report()
+    print_machine(
+        "jump",
+        model=model.name,
+        dtype=model.dtype,
+        threads=given.threads,
+        workload=workload.name,
+        max_tokens=workload.max_tokens,
+        rounds=given.rounds,
+    )
+    for concurrency in given.concurrency:
+        await measure(given, workload, concurrency)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,7 +1,7 @@
 """Flat tokens -> logits: by the model as transformers has it, or by packed weights where they fit.
 
 Packed weights (structgen.model.fused) serve model classes that are known to the letter, on a CPU.
-Everything else runs as it is.
+Everything else runs as it is, but for linear layers of int8 if they are asked for.
 """
 
 from __future__ import annotations
@@ -56,27 +56,25 @@ class EagerForward:
 def packed_dtype(quantization: str, dtype_name: str, model: torch.nn.Module) -> torch.dtype | None:
     """Return the type to pack the weights as, or None where the model runs as it is.
 
-    quantization "auto" is int8 where the CPU is fast at that, unless the caller named a dtype.
-    Raises ConfigError: no such quantization, or int8 of a model that cannot be packed.
+    quantization "auto" is int8 where the CPU is fast at that and the model is known, unless the
+    caller named a dtype.
+    Raises ConfigError: no such quantization, or int8 where it cannot be.
     """
     if quantization not in QUANTIZATIONS:
         raise ConfigError(
             f"quantization must be one of {', '.join(QUANTIZATIONS)}, got {quantization!r}"
         )
     dtype = next(model.parameters()).dtype
-    can_pack = _can_pack(model)
-    if quantization == "int8" and not can_pack:
-        raise ConfigError(
-            f"quantization int8 is for Llama, Mistral and Qwen models on a CPU, with numba; "
-            f"this is {type(model).__name__} on {next(model.parameters()).device}"
-        )
-    if can_pack and wants_int8(quantization, dtype_name):
+    is_known = can_take_apart(model)
+    if quantization == "int8" and not is_known:
+        _require_linear_layers(model)
+    if quantization == "int8" or (is_known and wants_int8(quantization, dtype_name)):
         return torch.int8
-    return dtype if can_pack and dtype in (torch.float32, torch.bfloat16) else None
+    return dtype if is_known and dtype in (torch.float32, torch.bfloat16) else None
 
 
 def wants_int8(quantization: str, dtype_name: str) -> bool:
-    """Return whether weights are to be int8, on a CPU, of a model that can be packed."""
+    """Return whether weights are to be int8, on a CPU, of a model that is known."""
     is_default = quantization == "auto" and dtype_name == "auto" and _has_int8_products()
     return quantization == "int8" or is_default
 
@@ -95,19 +93,45 @@ def pack_forward(
     """
     from structgen.model.fused.decoder import take_apart
     from structgen.model.fused.forward import FusedForward
+    from structgen.model.fused.linear import quantise
 
     began = time.perf_counter()
-    forward = FusedForward(take_apart(model, windows, packed, sizes), packed, threads)
+    if can_take_apart(model):
+        decoder = take_apart(model, windows, packed, sizes)
+        forward: Forward = FusedForward(decoder, packed, threads)
+    else:
+        assert packed == torch.int8, f"{type(model).__name__} cannot be packed as {packed}"
+        quantise(model, threads)
+        forward = EagerForward(model)
     log.info("weights packed", dtype=packed, seconds=round(time.perf_counter() - began, 1))
     return forward
 
 
-def _can_pack(model: torch.nn.Module) -> bool:
-    if next(model.parameters()).device.type != "cpu" or not importlib.util.find_spec("numba"):
+def can_take_apart(model: torch.nn.Module) -> bool:
+    """Return whether a model is computed by packed weights alone, whatever their type."""
+    if not _has_kernels(model):
         return False
     from structgen.model.fused.decoder import is_known
 
     return is_known(model)
+
+
+def _require_linear_layers(model: torch.nn.Module) -> None:
+    """Raises ConfigError: there are none that can be of int8."""
+    if _has_kernels(model):
+        from structgen.model.fused.linear import fits
+
+        if any(fits(module) for module in model.modules()):
+            return
+    raise ConfigError(
+        f"quantization int8 is for a CPU, with numba, and linear layers of a multiple of 64 "
+        f"inputs; this is {type(model).__name__} on {next(model.parameters()).device}"
+    )
+
+
+def _has_kernels(model: torch.nn.Module) -> bool:
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    return on_cpu and importlib.util.find_spec("numba") is not None
 
 
 def _has_int8_products() -> bool:

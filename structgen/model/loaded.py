@@ -8,7 +8,13 @@ from pathlib import Path
 import torch
 
 from structgen.config import EngineConfig
-from structgen.model.forward import EagerForward, Forward, packed_dtype, wants_int8
+from structgen.model.forward import (
+    EagerForward,
+    Forward,
+    can_take_apart,
+    packed_dtype,
+    wants_int8,
+)
 from structgen.model.load import ModelSpec, load_model, resolve_dtype
 from structgen.model.probe import checked_forward
 
@@ -26,11 +32,13 @@ class Loaded:
 def load(config: EngineConfig, folder: Path, device: torch.device, threads: int) -> Loaded:
     """Raises ConfigError: the model cannot be loaded, or not as the config wants it."""
     dtype = resolve_dtype(config.dtype, device)
-    # Beside weights of 8 bits nothing is computed in their dtype, so it may be the smaller one.
+    # Beside packed weights of 8 bits nothing is computed in their dtype, so it may be the smaller.
     may_quantise = device.type == "cpu" and wants_int8(config.quantization, config.dtype)
     held = torch.bfloat16 if may_quantise and config.dtype == "auto" else dtype
     model, spec = load_model(folder, dtype=held, device=device)
     packed = packed_dtype(config.quantization, config.dtype, model)
+    if packed == torch.int8 and not can_take_apart(model):  # all but products is, then
+        model, held = model.to(dtype), dtype
     if packed == torch.int8 or held == dtype:
         forward = checked_forward(model, spec, packed, threads) if packed else EagerForward(model)
         if forward:

@@ -7,14 +7,16 @@ The classes that are packed are known to the letter, but a later transformers ma
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
 from structgen import logs
 from structgen.model.attention import get_backend
 from structgen.model.attention.base import AttentionMetadata
 from structgen.model.context import forward_context
-from structgen.model.forward import EagerForward, Forward, pack_forward
-from structgen.model.fused.balance import sizes_of
+from structgen.model.forward import EagerForward, Forward, can_take_apart, pack_forward
+from structgen.model.fused.balance import Sizes, sizes_of
 from structgen.model.kv_cache import KVCache, LayerShape
 from structgen.model.load import ModelSpec
 
@@ -33,7 +35,10 @@ def checked_forward(
 
     The weights are gone from the model in either case.  packed: see forward.packed_dtype.
     """
-    with sizes_of(model) as sizes:
+    watch: AbstractContextManager[Sizes] = nullcontext({})
+    if can_take_apart(model):
+        watch = sizes_of(model)
+    with watch as sizes:
         expected = _probe(EagerForward(model), spec)
     windows = [layer.window for layer in spec.layers]
     forward = pack_forward(model, packed, windows, threads, sizes)

@@ -42,8 +42,13 @@ def test_auto_is_no_int8_on_a_cpu_that_is_slow_at_it(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("name", ["gemma", "gemma2", "llama?intermediate_size=80"])
 def test_a_model_that_is_not_known_to_the_letter_runs_as_it_is(name: str) -> None:
     assert packed_dtype("auto", "auto", model(name)) is None
-    with pytest.raises(ConfigError, match=r"int8 is for Llama, Mistral and Qwen .*ForCausalLM"):
-        packed_dtype("int8", "auto", model(name))
+    assert packed_dtype("int8", "auto", model(name)) == torch.int8
+
+
+def test_int8_is_refused_where_no_layer_can_be() -> None:
+    odd = model("gemma?hidden_size=80&intermediate_size=80&head_dim=10")
+    with pytest.raises(ConfigError, match=r"multiple of 64 inputs; this is Gemma.*ForCausalLM"):
+        packed_dtype("int8", "auto", odd)
 
 
 def test_another_activation_is_not_taken_for_the_usual_one() -> None:

@@ -9,7 +9,7 @@ import torch
 from structgen.model.compiled.threads import COUNTER
 from structgen.model.fused import passes
 from structgen.model.fused.decoder import Decoder, Layer, Norm
-from structgen.model.fused.scratch import Scratch
+from structgen.model.fused.scratch import Activations, Scratch
 from structgen.model.fused.weights import PackedLinear
 from structgen.model.team import Team
 
@@ -28,7 +28,7 @@ class Programs:
         programs = [*_between_attentions(decoder, scratch), _head(decoder, scratch)]
         counts = np.array([len(program) for program in programs])
         self._firsts = np.cumsum(counts) - counts
-        self._passes = _records([one for program in programs for one in program])
+        self._passes = records([one for program in programs for one in program])
         self._programs = np.zeros(len(programs), passes.PROGRAM)
         self._programs["num_passes"] = counts
         places = self._passes.ctypes.data + self._firsts * passes.PASS.itemsize
@@ -90,33 +90,33 @@ def _begin(decoder: Decoder, layer: Layer, scratch: Scratch) -> list[Pass]:
     }
     return [
         _normalise(layer.input_norm, scratch),
-        _multiply(layer.qkv, scratch.qkv, scratch),
+        multiply(layer.qkv, scratch.qkv, scratch.activations),
         rotate,
     ]
 
 
 def _end(layer: Layer, scratch: Scratch) -> list[Pass]:
     """Return what adds to the residual: what was attended to, then the mlp's."""
-    quantise = _activations(passes.QUANTISE, layer.output.width, scratch)
-    activate = _activations(passes.ACTIVATE, layer.down.width, scratch)
+    quantise = make_activations(passes.QUANTISE, layer.output.width, scratch.activations)
+    activate = make_activations(passes.ACTIVATE, layer.down.width, scratch.activations)
     return [
         quantise,
-        _multiply(layer.output, scratch.residual, scratch) | {"adds": 1},
+        multiply(layer.output, scratch.residual, scratch.activations) | {"adds": 1},
         _normalise(layer.mlp_norm, scratch),
-        _multiply(layer.gate_up, scratch.gate_up, scratch),
+        multiply(layer.gate_up, scratch.gate_up, scratch.activations),
         activate | {"x": scratch.gate_up.data_ptr()},
-        _multiply(layer.down, scratch.residual, scratch) | {"adds": 1},
+        multiply(layer.down, scratch.residual, scratch.activations) | {"adds": 1},
     ]
 
 
 def _head(decoder: Decoder, scratch: Scratch) -> list[Pass]:
     """Return what makes logits of rows of the residual, both of them outside."""
-    head = _multiply(decoder.head, scratch.residual, scratch)
+    head = multiply(decoder.head, scratch.residual, scratch.activations)
     return [_normalise(decoder.norm, scratch), head]
 
 
 def _normalise(norm: Norm, scratch: Scratch) -> Pass:
-    return _activations(passes.NORMALISE, len(norm.weight), scratch) | {
+    return make_activations(passes.NORMALISE, len(norm.weight), scratch.activations) | {
         "x": scratch.residual.data_ptr(),
         "made": scratch.normalised.data_ptr(),
         "weights": norm.weight.data_ptr(),
@@ -124,14 +124,14 @@ def _normalise(norm: Norm, scratch: Scratch) -> Pass:
     }
 
 
-def _activations(kind: int, width: int, scratch: Scratch) -> Pass:
-    return {"kind": kind, "width": width, "out": scratch.activations.data_ptr()} | _rows(scratch)
+def make_activations(kind: int, width: int, made: Activations) -> Pass:
+    return {"kind": kind, "width": width, "out": made.elements.data_ptr()} | _rows(made)
 
 
-def _multiply(linear: PackedLinear, out: torch.Tensor, scratch: Scratch) -> Pass:
-    return _rows(scratch) | {
+def multiply(linear: PackedLinear, out: torch.Tensor, rows: Activations) -> Pass:
+    return _rows(rows) | {
         "kind": passes.MULTIPLY,
-        "x": scratch.activations.data_ptr(),
+        "x": rows.elements.data_ptr(),
         "out": out.data_ptr(),
         "weights": linear.weights.data_ptr(),
         "scales": linear.scales.data_ptr(),
@@ -141,11 +141,11 @@ def _multiply(linear: PackedLinear, out: torch.Tensor, scratch: Scratch) -> Pass
     }
 
 
-def _rows(scratch: Scratch) -> Pass:
+def _rows(rows: Activations) -> Pass:
     return {
-        "row_width": scratch.row_width,
-        "row_scales": scratch.scales.data_ptr(),
-        "row_starts": scratch.starts.data_ptr(),
+        "row_width": rows.row_width,
+        "row_scales": rows.scales.data_ptr(),
+        "row_starts": rows.starts.data_ptr(),
     }
 
 
@@ -154,9 +154,10 @@ def _cost(one: Pass) -> int:
     return int(one.get("width", 0) * one.get("num_columns", 0))
 
 
-def _records(fields: list[Pass]) -> npt.NDArray[np.void]:
-    records = np.zeros(len(fields), passes.PASS)
-    for record, values in zip(records, fields, strict=True):
+def records(fields: list[Pass]) -> npt.NDArray[np.void]:
+    """Return PASS records with these fields, the others 0."""
+    all_records = np.zeros(len(fields), passes.PASS)
+    for record, values in zip(all_records, fields, strict=True):
         for name, value in values.items():
             record[name] = value
-    return records
+    return all_records

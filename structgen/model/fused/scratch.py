@@ -11,20 +11,34 @@ from structgen.model.fused.decoder import Decoder
 _KEPT_LOGITS = 256
 
 
+class Activations:
+    """Room for rows that are to be multiplied.
+
+    elements: bytes of [rows, row_width] of them; scales, starts: of their groups.
+    """
+
+    __slots__ = ("elements", "num_rows", "row_width", "scales", "starts")
+
+    def __init__(self, num_rows: int, row_width: int, element_size: int) -> None:
+        self.num_rows, self.row_width = num_rows, row_width
+        self.elements = torch.empty(num_rows * row_width * element_size, dtype=torch.uint8)
+        groups = num_rows * (row_width // passes.GROUP)
+        self.scales, self.starts = torch.empty(groups), torch.empty(groups, dtype=torch.int32)
+
+
 class Scratch:
     """Room for steps of up to `num_rows` tokens; a step's rows are the first ones.
 
     residual, normalised: float32 [rows, hidden].  qkv: float32 [rows, columns of queries, keys and
     values].  queries, keys, values: float32 [rows, heads, head_dim].  gate_up: float32 [rows, twice
-    the width of the mlp].  activations: bytes of [rows, row_width] elements, the width of the
-    widest; scales and starts: of their groups.
+    the width of the mlp].  activations: of the widest rows.
     """
 
     def __init__(self, decoder: Decoder, activation_size: int, num_rows: int) -> None:
         """activation_size: bytes of an element."""
         layer = decoder.layers[0]
         hidden = layer.qkv.width
-        self.row_width = max(hidden, layer.output.width, layer.down.width)
+        row_width = max(hidden, layer.output.width, layer.down.width)
         kv_shape = (num_rows, decoder.num_kv_heads, decoder.head_dim)
         self.num_rows = num_rows
         self.residual = torch.empty(num_rows, hidden)
@@ -33,10 +47,7 @@ class Scratch:
         self.queries = torch.empty(num_rows, decoder.num_heads, decoder.head_dim)
         self.keys, self.values = torch.empty(kv_shape), torch.empty(kv_shape)
         self.gate_up = torch.empty(num_rows, layer.gate_up.num_columns)
-        num_bytes = num_rows * self.row_width * activation_size
-        self.activations = torch.empty(num_bytes, dtype=torch.uint8)
-        groups = num_rows * (self.row_width // passes.GROUP)
-        self.scales, self.starts = torch.empty(groups), torch.empty(groups, dtype=torch.int32)
+        self.activations = Activations(num_rows, row_width, activation_size)
         # A page of it takes memory once it is written to.
         self._logits = torch.empty(_KEPT_LOGITS, decoder.head.num_columns)
 

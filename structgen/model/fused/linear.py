@@ -1,0 +1,89 @@
+"""Linear layers with weights of int8 in a model that otherwise runs as transformers has it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from structgen.model.compiled.threads import COUNTER
+from structgen.model.fused import operands, passes
+from structgen.model.fused.programs import make_activations, multiply, records
+from structgen.model.fused.scratch import Activations
+from structgen.model.fused.weights import pack
+from structgen.model.team import Team
+
+# Multiply-adds that one thread does alone, rows of a thread's share that it computes apart, and
+# how many at a time: as in forward.py.
+_GRAIN, _ROWS_APART, _BLOCK_ROWS = 1 << 20, 8, 12
+
+
+def fits(module: torch.nn.Module) -> bool:
+    """Return whether an Int8Linear can stand in for a module."""
+    return type(module) is torch.nn.Linear and module.in_features % passes.GROUP == 0
+
+
+def quantise(model: torch.nn.Module, threads: int) -> None:
+    """Put an Int8Linear in place of each linear layer that fits, one after the other."""
+    shared = _Shared(threads)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, torch.nn.Linear) and fits(child):
+                setattr(parent, name, Int8Linear(child, shared))
+
+
+class Int8Linear(torch.nn.Module):
+    """The linear layer that it is made of, but for what rounding to 8 bits costs.
+
+    On a CPU, on one thread at a time of all that share what they compute in.
+    """
+
+    def __init__(self, linear: torch.nn.Linear, shared: _Shared) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self._packed = pack(linear.weight, linear.bias, torch.int8)
+        self._shared = shared
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [..., out_features] of [..., in_features], of the same dtype."""
+        rows = x.reshape(-1, self.in_features).to(torch.float32).contiguous()
+        out = torch.empty(len(rows), self._packed.num_columns)
+        if len(rows):
+            activations = self._shared.room_for(len(rows), self.in_features)
+            quantised = make_activations(passes.QUANTISE, self.in_features, activations)
+            product = multiply(self._packed, out, activations)
+            cost = self.in_features * self._packed.num_columns
+            self._shared.run([quantised | {"x": rows.data_ptr()}, product], len(rows), cost)
+        return out[:, : self.out_features].to(x.dtype).view(*x.shape[:-1], self.out_features)
+
+
+class _Shared:
+    """What the layers of one model compute in, and with."""
+
+    def __init__(self, threads: int) -> None:
+        self._team = Team(threads)
+        self._task = passes.compile_task(passes.BITS_INT8)
+        self._element_size = operands.bytes_of_activation(1)
+        self._room = Activations(0, 0, self._element_size)
+        self._counters = np.zeros((2, self._team.size, COUNTER), np.int64)
+        self._program = np.zeros(1, passes.PROGRAM)
+        self._program["counters"] = self._counters.ctypes.data
+        self._program["barrier"] = self._team.barrier
+        self._program["thread_number"] = self._team.thread_number
+
+    def room_for(self, num_rows: int, width: int) -> Activations:
+        """Return room for so many rows, or more."""
+        if num_rows > self._room.num_rows or width > self._room.row_width:
+            width = max(width, self._room.row_width)
+            self._room = Activations(max(num_rows, self._room.num_rows), width, self._element_size)
+        return self._room
+
+    def run(self, steps: list[dict[str, int | float]], num_rows: int, cost: int) -> None:
+        """Do passes over rows.  cost: multiply-adds of one row."""
+        size = 1 if num_rows * cost < _GRAIN else self._team.size
+        passes_ = records(steps)
+        program = self._program
+        program["num_passes"], program["passes"] = len(passes_), passes_.ctypes.data
+        program["num_rows"], program["num_threads"] = num_rows, size
+        program["block_rows"] = _BLOCK_ROWS if num_rows >= _ROWS_APART * self._team.size else 0
+        self._counters.fill(0)
+        self._team.run(self._task, program.ctypes.data, size)
