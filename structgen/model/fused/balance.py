@@ -4,7 +4,7 @@ A few channels of what a norm returns are many times as large as the others, in 
 those of their group few of the 127 steps.  So the norm divides every channel by a factor, and the
 weights behind it are multiplied by that:
 
-    x W = (x / f) (f W),    f = (mean |x| / root mean square of the weights) ** 1/4, by channel
+    x W = (x / f) (f W),    f = (mean |x| / norm of the weights) ** 1/4, by channel
 
 After SmoothQuant (Xiao et al., 2022), which takes the largest of each and the root.  Means of 16
 tokens do.  What rounding adds to the results of SmolLM2-135M, in 1e-5 of their power, with groups
@@ -46,8 +46,8 @@ def factors(size: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
     weight: [N, K], of what multiplies them.
     """
-    share = size / weight.float().square().mean(dim=0).sqrt()
-    logs = share.log()
+    norms: torch.Tensor = torch.linalg.vector_norm(weight, dim=0, dtype=torch.float32)
+    logs = (size / norms).log()
     is_known = logs.isfinite()  # not of a channel that nothing has, or no weight wants
     if not is_known.any():
         return torch.ones_like(size)

@@ -91,7 +91,8 @@ def take_apart(
     sizes: of norms that are balanced with the weights behind them, if these are int8.
     """
     attention = model.model.layers[0].self_attn
-    norm, head = _balanced(model.model.norm, model.lm_head.weight, dtype, sizes)
+    last = model.lm_head
+    norm, head = _normed(model.model.norm, last.weight, last.bias, dtype, sizes)
     return Decoder(
         embedding=model.model.embed_tokens.weight,
         layers=tuple(
@@ -99,8 +100,8 @@ def take_apart(
             for layer, window in zip(_emptied(model.model.layers), windows, strict=True)
         ),
         norm=norm,
-        head=pack(head, model.lm_head.bias, dtype),
-        vocab_size=model.lm_head.out_features,
+        head=head,
+        vocab_size=last.out_features,
         num_heads=attention.q_proj.out_features // attention.head_dim,
         num_kv_heads=attention.k_proj.out_features // attention.head_dim,
         head_dim=attention.head_dim,
@@ -119,23 +120,20 @@ def _emptied(layers: torch.nn.ModuleList) -> Iterator[Any]:
 def _layer(layer: Any, window: int | None, dtype: torch.dtype, sizes: Sizes) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     inputs = [attention.q_proj, attention.k_proj, attention.v_proj]
-    input_norm, qkv = _balanced(
-        layer.input_layernorm, torch.cat([linear.weight for linear in inputs]), dtype, sizes
-    )
-    mlp_norm, gate_up = _balanced(
-        layer.post_attention_layernorm,
-        interleaved(mlp.gate_proj.weight, mlp.up_proj.weight),
-        dtype,
-        sizes,
-    )
+    weight = torch.cat([linear.weight for linear in inputs])
+    bias = torch.cat([_bias(linear) for linear in inputs])
+    input_norm, qkv = _normed(layer.input_layernorm, weight, bias, dtype, sizes)
+    weight = interleaved(mlp.gate_proj.weight, mlp.up_proj.weight)
+    bias = interleaved(_bias(mlp.gate_proj), _bias(mlp.up_proj))
+    mlp_norm, gate_up = _normed(layer.post_attention_layernorm, weight, bias, dtype, sizes)
     return Layer(
         input_norm=input_norm,
-        qkv=pack(qkv, torch.cat([_bias(linear) for linear in inputs]), dtype),
+        qkv=qkv,
         query_norm=_norm(attention.q_norm) if hasattr(attention, "q_norm") else None,
         key_norm=_norm(attention.k_norm) if hasattr(attention, "k_norm") else None,
         output=pack(attention.o_proj.weight, attention.o_proj.bias, dtype),
         mlp_norm=mlp_norm,
-        gate_up=pack(gate_up, interleaved(_bias(mlp.gate_proj), _bias(mlp.up_proj)), dtype),
+        gate_up=gate_up,
         down=pack(mlp.down_proj.weight, mlp.down_proj.bias, dtype),
         scale=attention.scaling,
         window=window,
@@ -146,15 +144,15 @@ def _norm(norm: Any) -> Norm:
     return Norm(norm.weight.float(), norm.variance_epsilon)
 
 
-def _balanced(
-    norm: Any, weight: torch.Tensor, dtype: torch.dtype, sizes: Sizes
-) -> tuple[Norm, torch.Tensor]:
-    """Return a norm and the weight [N, K] of what follows it, balanced if that is to be int8."""
+def _normed(
+    norm: Any, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, sizes: Sizes
+) -> tuple[Norm, PackedLinear]:
+    """Return a norm and what multiplies its results, balanced if that is to be int8."""
     plain = _norm(norm)
     if norm not in sizes or dtype != torch.int8:
-        return plain, weight
+        return plain, pack(weight, bias, dtype)
     factors = balance.factors(sizes[norm], weight)
-    return Norm(plain.weight / factors, plain.epsilon), weight * factors
+    return Norm(plain.weight / factors, plain.epsilon), pack(weight, bias, dtype, factors)
 
 
 def _bias(linear: torch.nn.Linear) -> torch.Tensor:

@@ -15,6 +15,8 @@ BITS = {
     torch.float32: passes.BITS_FLOAT32,
 }
 
+_ROWS = 4096  # rounded at a time: of all of a head's, copies in float32 take hundreds of megabytes
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedLinear:
@@ -30,10 +32,16 @@ class PackedLinear:
     biases: torch.Tensor
 
 
-def pack(weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> PackedLinear:
+def pack(
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    factors: torch.Tensor | None = None,
+) -> PackedLinear:
     """Pack the weight [N, K] and bias [N] of a linear layer; K is a multiple of GROUP.
 
     dtype: int8 rounds each row to 255 steps, from its largest element to the opposite.
+    factors: float32 [K], what columns are multiplied by first, of int8.
     """
     num_outputs, width = weight.shape
     num_columns = -(-num_outputs // passes.PANEL) * passes.PANEL
@@ -41,7 +49,7 @@ def pack(weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) ->
     if bias is not None:
         biases[:num_outputs] = bias
     if dtype == torch.int8:
-        elements, scales[:num_outputs] = _quantised(weight)
+        elements, scales[:num_outputs] = _quantised(weight, factors)
     else:
         elements = weight.to(dtype)
     words = torch.zeros(num_columns, width * elements.itemsize // 4, dtype=torch.int32)
@@ -50,12 +58,18 @@ def pack(weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) ->
     return PackedLinear(width, num_columns, panels, scales, biases)
 
 
-def _quantised(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _quantised(
+    weight: torch.Tensor, factors: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return uint8 [N, K], the whole numbers plus 128, and float32 [N], what they stand for."""
-    exact = weight.float()
-    scales = exact.abs().amax(dim=1).clamp_min_(torch.finfo(torch.float32).tiny) / 127
-    rounded = (exact / scales.unsqueeze(1)).round_().add_(128)
-    return rounded.to(torch.uint8), scales
+    rounded, scales = torch.empty(weight.shape, dtype=torch.uint8), torch.empty(len(weight))
+    parts = zip(*(whole.split(_ROWS) for whole in (weight, rounded, scales)), strict=True)
+    for rows, whole, scale in parts:
+        exact = rows.float() if factors is None else rows * factors
+        torch.amax(exact.abs(), dim=1, out=scale)
+        scale.clamp_min_(torch.finfo(torch.float32).tiny).div_(127)
+        whole.copy_((exact / scale.unsqueeze(1)).round_().add_(128))
+    return rounded, scales
 
 
 def interleaved(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
