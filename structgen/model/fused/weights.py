@@ -15,7 +15,7 @@ BITS = {
     torch.float32: passes.BITS_FLOAT32,
 }
 
-_ROWS = 4096  # rounded at a time: of all of a head's, copies in float32 take hundreds of megabytes
+_ROWS = 1024  # rounded at a time: of all of a head's, copies in float32 take hundreds of megabytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
