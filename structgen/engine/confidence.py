@@ -9,17 +9,19 @@ MAX_DRAFTS = 8  # in a step
 MIN_COST, MAX_COST = 0.02, 0.9  # of a guess, of what it saves if it is right
 MEMORY = 0.9  # how much of what was learnt of a request's guesses lasts from one to the next
 PROBE_EVERY = 24  # tokens after which a request whose guesses failed gets another
+MAX_PROBE_EVERY = 192  # it is twice as many each time, as long as none is right
 
 
 class Confidence:
     """How often the guesses for one request were right, of late."""
 
-    __slots__ = ("_hits", "_since_last", "_tries")
+    __slots__ = ("_hits", "_patience", "_since_last", "_tries")
 
     def __init__(self) -> None:
         self._hits = 1.0
         self._tries = 2.0
         self._since_last = 0
+        self._patience = PROBE_EVERY
 
     def judged(self, drafted: int, kept: int) -> None:
         """Take in how many of the drafts of a step were kept."""
@@ -27,6 +29,8 @@ class Confidence:
             self._hits = self._hits * MEMORY + kept
             self._tries = self._tries * MEMORY + kept + (kept < drafted)
             self._since_last = 0
+            if kept:
+                self._patience = PROBE_EVERY
         else:
             self._since_last += 1
 
@@ -39,7 +43,8 @@ class Confidence:
         rate = min(self._hits / self._tries, 0.98)
         if rate >= cost:
             return min(int(math.log(cost) / math.log(rate)), MAX_DRAFTS)
-        if self._since_last < PROBE_EVERY:
+        if self._since_last < self._patience:
             return 0
+        self._patience = min(2 * self._patience, MAX_PROBE_EVERY)
         self._since_last = 0  # also if none is found: to look for one takes a while
         return 1

@@ -193,20 +193,22 @@ class EngineCore:
             self._executor.execute_model(plan)
         with self._trace.span("join"):
             result = self._executor.sample_tokens(mask)
-        self._step_cost.took([len(row.token_ids) for row in plan.rows], result.forward_s)
         with self._trace.span("commit", rows=len(plan.rows)):
             # First of all: a request aborted during the forward gets no more tokens.
             self._drain_inbox()
             lost = {casualty.request_id: casualty for casualty in casualties}
             for row, output in zip(plan.rows, result.rows, strict=True):
                 self._commit(row, output, lost.get(row.id), masked=row.id not in unmasked)
+        step_s = time.perf_counter() - began
+        if not compiling:  # else it may have waited for that
+            self._step_cost.took([len(row.token_ids) for row in plan.rows], step_s)
         self.last_step = StepTimes(
             len(places),
             result.forward_s,
             result.sample_s,
             mask_s,
             result.wait_s if self.overlap else mask_s,
-            time.perf_counter() - began,
+            step_s,
         )
         if self._config.check:
             self.check()

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from stub_engine import EOS, StubEngine
@@ -220,6 +221,29 @@ def test_what_a_draft_costs_is_learnt_from_the_steps() -> None:
             cost.took([300, *[1] * 15], start_s + token_s * 100)  # a prompt's tokens are cheap
         expected = token_s / (start_s / 16 + token_s)
         assert cost.of_draft(16) == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_little_is_known_of_is_not_taken_to_be_cheap(seed: int) -> None:
+    """Few steps have guesses, and all take now more, now less."""
+    cost, noise = StepCost(), random.Random(seed)
+    for step in range(200):
+        drafts = 14 if step % 20 == 0 else 0
+        cost.took([1 + drafts, *[1] * 15], 20e-3 * noise.uniform(0.5, 1.5))
+    assert cost.of_draft(16) > 0.1
+
+
+def test_guesses_that_go_on_failing_are_tried_less_and_less() -> None:
+    confidence = Confidence()
+    tried_at = []
+    for token in range(1000):
+        drafted = confidence.length(0.6)
+        if drafted and token > 20:
+            tried_at.append(token)
+        confidence.judged(drafted, 0)
+    gaps = [second - first for first, second in pairwise(tried_at)]
+    assert gaps == sorted(gaps)
+    assert PROBE_EVERY < gaps[0] < gaps[-1] < 1000 / 4
 
 
 def test_before_anything_is_learnt_drafts_cost_more_beside_many_rows() -> None:
