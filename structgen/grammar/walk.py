@@ -16,8 +16,8 @@ Restrict = Callable[[bitmask.Words, Sequence[int]], None]
 
 # What one walk may look at, and take for all that it does.  Masks take some 50 us; a grammar may
 # make them take a thousand times as long, and automata of thousands of states take milliseconds;
-# and the loop thread waits.  It is the thread's own time, so that no text is closed early because
-# the machine is busy.
+# and the loop thread waits.  It is the thread's own time, and the longest pause between two masks
+# does not count: no text is closed early because the machine is busy, or garbage is collected.
 MAX_MASKS = 600
 MAX_SECONDS = 0.05
 
@@ -66,7 +66,8 @@ class Walk:
     ) -> None:
         self.exit = exit
         self.max_seconds = max_seconds
-        self._began = time.thread_time()
+        self._began = self._last = time.thread_time()
+        self._longest = 0.0  # between two masks
         self._num_masks = 0
         self._backend = backend
         self._matcher = matcher
@@ -105,6 +106,8 @@ class Walk:
         if self._restrict is not None:
             self._restrict(row, self._tokens)
         self._num_masks += 1
+        now = time.thread_time()
+        self._longest, self._last = max(self._longest, now - self._last), now
         return row
 
     @property
@@ -115,7 +118,9 @@ class Walk:
     @property
     def exhausted(self) -> bool:
         """Whether enough was looked at."""
-        return self._num_masks >= MAX_MASKS or self.seconds >= self.max_seconds
+        now = time.thread_time()
+        longest = max(self._longest, now - self._last)
+        return self._num_masks >= MAX_MASKS or now - self._began - longest >= self.max_seconds
 
     def accept(self, *tokens: int) -> None:
         if not self._is_copy:  # made when it is first needed: that takes a while

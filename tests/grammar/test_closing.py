@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import time
@@ -17,7 +18,7 @@ from structgen.grammar.base import Vocabulary
 from structgen.grammar.choosing import Backends, Chosen
 from structgen.grammar.gate import GatedMatcher, Gates
 from structgen.grammar.pieces import Pieces
-from structgen.grammar.walk import UNKNOWN, Restrict, Walk
+from structgen.grammar.walk import MAX_SECONDS, UNKNOWN, Restrict, Walk
 from structgen.marker import Marker
 
 SCHEMAS: dict[str, tuple[dict[str, object], object]] = {
@@ -244,6 +245,22 @@ def test_a_search_over_costly_masks_gives_up_soon(monkeypatch: pytest.MonkeyPatc
     began = time.thread_time()
     assert backends.closer.way_out(walk, 100) is None
     assert time.thread_time() - began < 2
+
+
+def test_a_search_is_not_given_up_for_one_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a collection of garbage."""
+    backends = BACKENDS["bytes"]
+    chosen = backends.compile(JsonObject())
+    walk = begun(backends, chosen, b'{"a": [[[[[[[[[[[[[[[[[[[[[[["b')
+    fill, calls = chosen.backend.fill, itertools.count()
+
+    def fill_with_a_pause(*arguments: Any) -> None:
+        if next(calls) == 2:
+            work(2 * MAX_SECONDS)
+        fill(*arguments)
+
+    monkeypatch.setattr(chosen.backend, "fill", fill_with_a_pause)
+    assert backends.closer.way_out(walk, 100) is not None
 
 
 def test_a_search_along_costly_automata_gives_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
