@@ -13,18 +13,10 @@ import torch
 from structgen.model import context
 from structgen.model.fused import operands, passes
 from structgen.model.fused.decoder import Decoder
-from structgen.model.fused.programs import Programs
+from structgen.model.fused.programs import Programs, block_rows, threads_for
 from structgen.model.fused.scratch import Scratch
 from structgen.model.fused.weights import BITS
 from structgen.model.team import Team
-
-# Multiply-adds that one thread does alone, in some 10 us: a few times what waking the others takes.
-_GRAIN = 1 << 20
-
-# Rows of a thread's share from which on it is better to read all weights than to exchange rows: on
-# two cores that share a cache 16 rows gained 4 % in all, on two that do not 20 %.
-_ROWS_APART = 8
-_BLOCK_ROWS = 12  # two of the highest tiles; what they pass through stays in the cache of a core
 
 
 class FusedForward:
@@ -52,8 +44,7 @@ class FusedForward:
         scratch, layers = self._scratch, self._decoder.layers
         scratch.residual[:count] = self._decoder.embedding[input_ids]
         cosines, sines = self._rotary(positions)
-        is_apart = count >= _ROWS_APART * self._team.size
-        self._programs.set_step(cosines, sines, _BLOCK_ROWS if is_apart else 0)
+        self._programs.set_step(cosines, sines, block_rows(count, self._team.size))
         q, k, v = (each[:count] for each in (scratch.queries, scratch.keys, scratch.values))
         forward = context.current()
         for index, layer in enumerate(layers):
@@ -75,8 +66,7 @@ class FusedForward:
         return logits[:, : self._decoder.vocab_size]
 
     def _run(self, index: int, num_rows: int) -> None:
-        is_small = num_rows * self._programs.costs[index] < _GRAIN
-        size = 1 if is_small else self._team.size
+        size = threads_for(num_rows * self._programs.costs[index], self._team.size)
         self._programs.begin(index, size)
         self._team.run(self._task, self._programs.addresses[index], size)
 

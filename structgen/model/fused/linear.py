@@ -7,14 +7,17 @@ import torch
 
 from structgen.model.compiled.threads import COUNTER
 from structgen.model.fused import operands, passes
-from structgen.model.fused.programs import make_activations, multiply, records
+from structgen.model.fused.programs import (
+    Pass,
+    block_rows,
+    make_activations,
+    multiply,
+    records,
+    threads_for,
+)
 from structgen.model.fused.scratch import Activations
 from structgen.model.fused.weights import pack
 from structgen.model.team import Team
-
-# Multiply-adds that one thread does alone, rows of a thread's share that it computes apart, and
-# how many at a time: as in forward.py.
-_GRAIN, _ROWS_APART, _BLOCK_ROWS = 1 << 20, 8, 12
 
 
 def fits(module: torch.nn.Module) -> bool:
@@ -77,13 +80,13 @@ class _Shared:
             self._room = Activations(max(num_rows, self._room.num_rows), width, self._element_size)
         return self._room
 
-    def run(self, steps: list[dict[str, int | float]], num_rows: int, cost: int) -> None:
+    def run(self, steps: list[Pass], num_rows: int, cost: int) -> None:
         """Do passes over rows.  cost: multiply-adds of one row."""
-        size = 1 if num_rows * cost < _GRAIN else self._team.size
+        size = threads_for(num_rows * cost, self._team.size)
         passes_ = records(steps)
         program = self._program
         program["num_passes"], program["passes"] = len(passes_), passes_.ctypes.data
         program["num_rows"], program["num_threads"] = num_rows, size
-        program["block_rows"] = _BLOCK_ROWS if num_rows >= _ROWS_APART * self._team.size else 0
+        program["block_rows"] = block_rows(num_rows, self._team.size)
         self._counters.fill(0)
         self._team.run(self._task, program.ctypes.data, size)
