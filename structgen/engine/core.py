@@ -82,7 +82,7 @@ class EngineCore:
 
     eos_ids: what ends an answer unless ignore_eos.  drafters: who guesses at what comes next.
     head_start_s: how long a forward may wait for constraints if it is for nobody else.
-    say: set by who can report in the midst of a step.
+    say: set by who can report in the midst of a step.  clock: steps are timed by it, in seconds.
     overlap False fills masks before the forward is launched, which is only good for measuring what
     overlap gains; it may change between steps.
     """
@@ -100,6 +100,7 @@ class EngineCore:
         head_start_s: float = 0.0,
         overlap: bool = True,
         trace: Trace = OFF,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.inbox = inbox
         self.running = True
@@ -110,6 +111,7 @@ class EngineCore:
         self._grammars = grammars
         self._eos_ids = eos_ids
         self._trace = trace
+        self._clock = clock
         self._head_start = HeadStart(head_start_s)
         self.overlap = overlap
         self._kv = KVManager(config.num_blocks, config.block_size, salt=salt)
@@ -169,7 +171,7 @@ class EngineCore:
     # -- one step ---------------------------------------------------------------------------
 
     def _run(self, plan: StepPlan, meanwhile: Callable[[], None]) -> None:
-        began = time.perf_counter()
+        began = self._clock()
         places = self._places(plan)
         compiling = [
             request
@@ -182,12 +184,12 @@ class EngineCore:
             with self._trace.span("launch"):
                 self._executor.execute_model(plan, notify)
         meanwhile()
-        mask_began = time.perf_counter()
+        mask_began = self._clock()
         with self._trace.span("masks", rows=len(places)):
             mask, casualties = self._grammars.masks.fill(
                 places, partial(self._await, compiling, over) if self.overlap else None
             )
-        mask_s = time.perf_counter() - mask_began
+        mask_s = self._clock() - mask_began
         unmasked = {request.id for request in compiling if request.compiling}
         if not self.overlap:
             self._executor.execute_model(plan)
@@ -199,7 +201,7 @@ class EngineCore:
             lost = {casualty.request_id: casualty for casualty in casualties}
             for row, output in zip(plan.rows, result.rows, strict=True):
                 self._commit(row, output, lost.get(row.id), masked=row.id not in unmasked)
-        step_s = time.perf_counter() - began
+        step_s = self._clock() - began
         if not compiling:  # else it may have waited for that
             self._step_cost.took([len(row.token_ids) for row in plan.rows], step_s)
         self.last_step = StepTimes(

@@ -205,7 +205,7 @@ def test_no_invariant_breaks_and_everyone_is_answered_once_and_alike(seed: int) 
     assert seen >= {*FinishReason} - UNSEEN
     stats = [end.stats for end in engine.ends.values() if end.stats is not None]
     assert sum(one.accepted_tokens for one in stats) > 100
-    assert sum(one.drafted_tokens - one.accepted_tokens for one in stats) > 50
+    assert sum(one.drafted_tokens - one.accepted_tokens for one in stats) > 100
     assert sum(one.forced_tokens for one in stats) > 20
     assert sum(one.preemptions for one in stats) > 50
     assert sum(one.cached_tokens for one in stats) > 200
