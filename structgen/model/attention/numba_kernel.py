@@ -284,13 +284,28 @@ def _list(kind, frame, head, table, length, columns, tokens, blocks):
 
 
 @jit()
-def _list_ahead(kind, frame, head, table, first, stop, ahead):
-    """List the keys of the blocks of the tile that comes next, the tokens [first, stop)."""
+def _list_ahead(kind, frame, unit, next_unit, table, begin, ahead):
+    """List the keys that are to be asked for while the values of the tile at `begin` are read.
+
+    They are what will be read a whole tile later, block by block: the rest of the unit's keys, then
+    the next unit's.  What a short tile has no time to ask for was asked for by the one before it.
+    """
     half, size = half_bytes(kind, frame), frame.block_size
-    for i in range(KEY_TILE // size):
-        # Behind the end any address will do.
-        at = min(first + i * size, stop - 1) // size
-        ahead[i] = frame.cache + (np.int64(table[at]) * frame.num_kv_heads + head) * 2 * half
+    whole, at = KEY_TILE // size, begin // size
+    first, stop = _first(frame, unit)
+    num_blocks = (stop + size - 1) // size - at  # from here on
+    left = num_blocks - whole  # behind this tile; less than none if it is short
+    if begin == first:
+        left = max(left, 0)
+    own, others = table[unit[0]], table[next_unit[0]]
+    next_first, next_stop = _first(frame, next_unit)
+    next_first, next_last = next_first // size, (next_stop - 1) // size
+    for i in range(min(num_blocks, whole)):
+        if i < left:
+            block, head = own[at + whole + i], unit[4]
+        else:  # behind the end any will do
+            block, head = others[min(next_first + i - left, next_last)], next_unit[4]
+        ahead[i] = frame.cache + (np.int64(block) * frame.num_kv_heads + head) * 2 * half
 
 
 @inline()
@@ -327,12 +342,7 @@ def _attend(kind, tall, frame, unit, next_unit, table, scratch, num_rows):
         num_columns = _list(
             kind, frame, head, own[begin // size :], length, columns, tokens, blocks
         )
-        if begin + tile < stop:
-            _list_ahead(kind, frame, head, own, begin + tile, stop, ahead)
-        else:
-            next_first, next_stop = _first(frame, next_unit)
-            other = table[next_unit[0]]
-            _list_ahead(kind, frame, next_unit[4], other, next_first, next_stop, ahead)
+        _list_ahead(kind, frame, unit, next_unit, table, begin, ahead)
         _score(kind, tall, count * group, frame, queries, lists_at, tokens[:num_columns], scores)
         row = 0
         for last in range(position - begin, position + count - begin):
