@@ -7,12 +7,14 @@ to the thread that runs the forward.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the attention package imports this module
+    import numpy as np
+    import numpy.typing as npt
     import torch
 
     from structgen.model.attention.base import AttentionBackend, AttentionMetadata
@@ -51,6 +53,29 @@ class ForwardContext:
         return self._backend.forward(
             q, k, v, kv_layer, self._meta, scale=scale, window=window, softcap=softcap
         )
+
+    def calls(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        scales: Sequence[float],
+        windows: Sequence[int | None],
+    ) -> npt.NDArray[np.void] | None:
+        """Return calls that attend, one for each layer, or None if only `attend` can.
+
+        They have to be made, once each and in order; see AttentionBackend.calls.
+        """
+        shape = tuple(k.shape[1:])
+        assert all(expected == shape for expected in self._kv_cache.shapes), shape
+        calls = self._backend.calls(
+            q, k, v, out, self._kv_cache.layers, self._meta, scales=scales, windows=windows
+        )
+        if calls is not None:
+            self._calls = [count + 1 for count in self._calls]
+        return calls
 
     def layers_missed(self) -> list[int]:
         """Return the layers that were not called exactly once; empty after a complete forward."""

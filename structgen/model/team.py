@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import ctypes
 
+import numpy as np
+import numpy.typing as npt
+
 from structgen import logs
+from structgen.model.compiled import chain
 
 log = logs.get(__name__)
 
@@ -35,6 +39,19 @@ class Team:
             _TASK(task)(argument)
         else:
             self._parallel(task, argument, size, 0)
+
+    def run_all(self, calls: npt.NDArray[np.void]) -> None:
+        """Make calls one after the other.
+
+        calls: CALL records (compiled/chain.py), each for no more threads than the team has.
+        """
+        size = int(calls["num_threads"].max())
+        assert size <= self.size, f"{size} threads wanted of {self.size}"
+        record = np.zeros(1, chain.CHAIN)
+        record["num_calls"], record["num_threads"] = len(calls), size
+        record["calls"] = calls.ctypes.data
+        record["barrier"], record["thread_number"] = self.barrier, self.thread_number
+        self.run(chain.compile_task(), record.ctypes.data, size)
 
     def _find_openmp(self, threads: int) -> None:
         try:

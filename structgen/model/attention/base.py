@@ -14,9 +14,12 @@ p % block_size.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 
@@ -82,3 +85,23 @@ class AttentionBackend(ABC):
         another dtype than the cache; what is attended to is the stored (rounded) value.  The result
         has q's dtype.  Slots not in meta.slot_mapping are left unchanged.
         """
+
+    def calls(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        kv_layers: Sequence[torch.Tensor],
+        meta: AttentionMetadata,
+        *,
+        scales: Sequence[float],
+        windows: Sequence[int | None],
+    ) -> npt.NDArray[np.void] | None:
+        """Return a call (compiled/chain.py) for each layer that does what `forward` does, or None.
+
+        Each reads q, k and v as they are when it is made, and writes to out [N, H, D]; all of
+        float32, contiguous.  Calls are good until this or `forward` is called again.  None: the
+        backend has no such code.
+        """
+        return None

@@ -13,10 +13,9 @@ others.
 
 from __future__ import annotations
 
-import ctypes
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -29,6 +28,7 @@ from structgen.model.attention import numba_kernel as kernel
 from structgen.model.attention.base import AttentionBackend, AttentionMetadata
 from structgen.model.attention.numba_panels import KEY_TILE, MAX_HEAD_DIM
 from structgen.model.attention.numba_vectors import Kind, kind_of
+from structgen.model.compiled import chain
 from structgen.model.compiled.threads import COUNTER
 from structgen.model.team import Team
 
@@ -71,10 +71,8 @@ class NumbaCpuAttention(AttentionBackend):
         self._kinds = {dtype: kind(number) for dtype, number in _NUMBERS.items()}
         self._tasks: dict[torch.dtype, int] = {}
         self._step: _Step | None = None
-        self._frame = ctypes.create_string_buffer(_FRAME.size)
-        self._frame_address = ctypes.addressof(self._frame)
         self._scratch = torch.zeros(0, dtype=torch.int8)
-        self._counters = np.zeros((2, self._team.size, COUNTER), np.int64)
+        self._make_frames(1)
 
     def kv_shape(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int
@@ -111,6 +109,57 @@ class NumbaCpuAttention(AttentionBackend):
             q, k, v = q.float(), k.float(), v.float()
         q, k, v = _whole_rows(q), _whole_rows(k), _whole_rows(v)
         out = torch.empty(q.shape, dtype=q.dtype)
+        size = self._write_frame(
+            q, k, v, out, kv_layer, meta, scale=scale, window=window, softcap=softcap
+        )
+        self._team.run(self._tasks[kv_layer.dtype], self._frames.ctypes.data, size)
+        return out if out.dtype == dtype else out.to(dtype)
+
+    def calls(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        kv_layers: Sequence[torch.Tensor],
+        meta: AttentionMetadata,
+        *,
+        scales: Sequence[float],
+        windows: Sequence[int | None],
+    ) -> npt.NDArray[np.void]:
+        count = len(kv_layers)
+        if count > len(self._frames):
+            self._make_frames(count)
+        size = self._write_frame(
+            q, k, v, out, kv_layers[0], meta, scale=scales[0], window=windows[0], softcap=None
+        )
+        frames = self._frames[:count]
+        frames[1:] = frames[0]
+        counters = np.arange(count) * self._counters[0].nbytes
+        frames["counters"] = self._counters.ctypes.data + counters
+        frames["cache"] = [layer.data_ptr() for layer in kv_layers]
+        frames["scale"] = scales
+        frames["window"] = [meta.max_k if window is None else window for window in windows]
+        calls = np.zeros(count, chain.CALL)
+        calls["function"] = self._tasks[kv_layers[0].dtype]
+        calls["argument"] = frames.ctypes.data + np.arange(count) * frames.itemsize
+        calls["num_threads"] = size
+        return calls
+
+    def _write_frame(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        kv_layer: torch.Tensor,
+        meta: AttentionMetadata,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> int:
+        """Write the first frame, clear the counters of all, and return the number of threads."""
         num_tokens, num_heads, head_dim = q.shape
         num_kv_heads, width = k.shape[1], q.element_size()
         step = self._cut(meta, num_heads, num_kv_heads)
@@ -120,7 +169,7 @@ class NumbaCpuAttention(AttentionBackend):
         self._counters.fill(0)
         # In the order of kernel.FRAME.
         _FRAME.pack_into(
-            self._frame, 0,
+            self._frames.data, 0,
             q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), kv_layer.data_ptr(),
             step.slots.data_ptr(), step.table.data_ptr(), scratch,
             step.units.ctypes.data, step.shares.ctypes.data, self._counters.ctypes.data,
@@ -130,8 +179,12 @@ class NumbaCpuAttention(AttentionBackend):
             num_kv_heads, head_dim, kv_layer.shape[3], meta.max_k if window is None else window,
             scratch_bytes, width, scale, 0.0 if softcap is None else softcap,
         )  # fmt: skip
-        self._team.run(self._tasks[kv_layer.dtype], self._frame_address, size)
-        return out if out.dtype == dtype else out.to(dtype)
+        return size
+
+    def _make_frames(self, count: int) -> None:
+        """Make room for calls of so many layers, each with counters of its own."""
+        self._frames = np.zeros(count, kernel.FRAME)
+        self._counters = np.zeros((count, 2, self._team.size, COUNTER), np.int64)
 
     def _cut(self, meta: AttentionMetadata, num_heads: int, num_kv_heads: int) -> _Step:
         """Return the work of a step; the same object for each layer of one forward."""

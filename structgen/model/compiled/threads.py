@@ -66,6 +66,18 @@ def call(typing: Any, function: Any) -> Any:
 
 
 @intrinsic
+def call_with(typing: Any, function: Any, argument: Any) -> Any:
+    """Call the C function at an address with another address; it returns nothing."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)])
+        builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), [arguments[1]])
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp), build
+
+
+@intrinsic
 def call_for_number(typing: Any, function: Any) -> Any:
     """Call the C function at an address, which takes nothing and returns an int."""
 

@@ -1,19 +1,21 @@
-"""The forward of a decoder in few calls: one program (passes.py) between two attentions.
+"""The forward of a decoder in one call: programs (passes.py) and attentions, in turn.
 
     embed ─► program 0 ─► attend ─► program 1 ─► attend ─► ... ─► choose rows ─► program n ─► head
 
+Python would take a millisecond between them, and may have to wait for the interpreter each time.
 Behind the last attention only the rows whose logits are wanted go on.  The residual, which each
 layer adds to, is float32.  Device thread only.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from structgen.model import context
 from structgen.model.fused import operands, passes
 from structgen.model.fused.decoder import Decoder
-from structgen.model.fused.programs import Programs, block_rows, threads_for
+from structgen.model.fused.programs import Programs
 from structgen.model.fused.scratch import Scratch
 from structgen.model.fused.weights import BITS
 from structgen.model.team import Team
@@ -28,6 +30,8 @@ class FusedForward:
         self._dtype = dtype
         self._team = Team(threads)
         self._task = passes.compile_task(BITS[dtype])
+        self._scales = [layer.scale for layer in decoder.layers]
+        self._windows = [layer.window for layer in decoder.layers]
         self._make_room(64)
 
     def __call__(
@@ -41,34 +45,35 @@ class FusedForward:
         most = max(count, len(logits_index))
         if most > self._scratch.num_rows:
             self._make_room(max(most, 2 * self._scratch.num_rows))
-        scratch, layers = self._scratch, self._decoder.layers
+        scratch = self._scratch
         scratch.residual[:count] = self._decoder.embedding[input_ids]
         cosines, sines = self._rotary(positions)
-        self._programs.set_step(cosines, sines, block_rows(count, self._team.size))
-        q, k, v = (each[:count] for each in (scratch.queries, scratch.keys, scratch.values))
-        forward = context.current()
+        self._programs.set_step(cosines, sines)
+        self._compute_layers(count)
+        return self._logits(logits_index)
+
+    def _compute_layers(self, num_rows: int) -> None:
+        """Compute what the last layer attends to, and all before."""
+        scratch, layers, forward = self._scratch, self._decoder.layers, context.current()
+        each = (scratch.queries, scratch.keys, scratch.values, scratch.attended)
+        q, k, v, out = (rows[:num_rows] for rows in each)
+        programs = self._programs.calls[: len(layers)]
+        attends = forward.calls(q, k, v, out, scales=self._scales, windows=self._windows)
+        if attends is not None:
+            self._team.run_all(np.stack([programs, attends], axis=1).ravel())
+            return
         for index, layer in enumerate(layers):
-            self._run(index, count)
-            out = forward.attend(index, q, k, v, scale=layer.scale, window=layer.window)
-            out = out.contiguous()
-            self._programs.set_input(index + 1, out)
-        return self._logits(out, logits_index)
+            self._team.run_all(programs[index : index + 1])
+            out[:] = forward.attend(index, q, k, v, scale=layer.scale, window=layer.window)
 
-    def _logits(self, attended: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """Return the logits [L, V] of rows of what was attended to last, [N, heads, head_dim]."""
-        count, last = len(index), len(self._decoder.layers)
-        chosen = attended.index_select(0, index)
-        self._scratch.residual[:count] = self._scratch.residual.index_select(0, index)
-        logits = self._scratch.logits(count)
+    def _logits(self, index: torch.Tensor) -> torch.Tensor:
+        """Return the logits [L, V] behind some rows."""
+        chosen = self._scratch.attended.index_select(0, index)
+        self._scratch.residual[: len(index)] = self._scratch.residual.index_select(0, index)
+        logits = self._scratch.logits(len(index))
         self._programs.set_end(chosen, logits)
-        self._run(last, count)
-        self._run(last + 1, count)
+        self._team.run_all(self._programs.calls[-2:])
         return logits[:, : self._decoder.vocab_size]
-
-    def _run(self, index: int, num_rows: int) -> None:
-        size = threads_for(num_rows * self._programs.costs[index], self._team.size)
-        self._programs.begin(index, size)
-        self._team.run(self._task, self._programs.addresses[index], size)
 
     def _rotary(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the cosines and sines of each token's angles, float32 [N, head_dim / 2]."""
@@ -80,4 +85,4 @@ class FusedForward:
         """Replace scratch and programs by ones for so many rows."""
         size = operands.bytes_of_activation(self._dtype.itemsize)
         self._scratch = Scratch(self._decoder, size, num_rows)
-        self._programs = Programs(self._decoder, self._scratch, self._team)
+        self._programs = Programs(self._decoder, self._scratch, self._team, self._task)

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from structgen.model.compiled import chain
 from structgen.model.compiled.threads import COUNTER
 from structgen.model.fused import passes
 from structgen.model.fused.decoder import Decoder, Layer, Norm
@@ -37,52 +38,54 @@ def block_rows(num_rows: int, threads: int) -> int:
 class Programs:
     """Program i begins with what is left of layer i - 1, and ends with what layer i attends to.
 
-    The last but one only ends the last layer, and the last one is the head's.  The first pass of
-    each reads what comes from outside.
-    addresses: of the programs.  costs: multiply-adds of each, for one row.
+    The last but one only ends the last layer, and the last one is the head's; their rows are chosen
+    ones, which come from outside.
+    calls: of the programs, CALL records (compiled/chain.py).
     """
 
-    def __init__(self, decoder: Decoder, scratch: Scratch, team: Team) -> None:
+    def __init__(self, decoder: Decoder, scratch: Scratch, team: Team, task: int) -> None:
         programs = [*_between_attentions(decoder, scratch), _head(decoder, scratch)]
         counts = np.array([len(program) for program in programs])
-        self._firsts = np.cumsum(counts) - counts
         self._passes = records([one for program in programs for one in program])
         self._programs = np.zeros(len(programs), passes.PROGRAM)
         self._programs["num_passes"] = counts
+        self._firsts = np.cumsum(counts) - counts
         places = self._passes.ctypes.data + self._firsts * passes.PASS.itemsize
         self._programs["passes"] = places
-        self._counters = np.zeros((counts.max(), team.size, COUNTER), np.int64)
-        self._programs["counters"] = self._counters.ctypes.data
+        self._counters = np.zeros((len(programs), counts.max(), team.size, COUNTER), np.int64)
+        own = np.arange(len(programs)) * self._counters[0].nbytes
+        self._programs["counters"] = self._counters.ctypes.data + own
         self._programs["barrier"] = team.barrier
         self._programs["thread_number"] = team.thread_number
-        start = self._programs.ctypes.data
-        self.addresses = [start + i * passes.PROGRAM.itemsize for i in range(len(programs))]
-        self.costs = [sum(_cost(one) for one in program) for program in programs]
+        self._most_threads = team.size
+        self._costs = np.array([sum(_cost(one) for one in program) for program in programs])
+        self.calls = np.zeros(len(programs), chain.CALL)
+        self.calls["function"] = task
+        addresses = np.arange(len(programs)) * passes.PROGRAM.itemsize
+        self.calls["argument"] = self._programs.ctypes.data + addresses
 
-    def set_step(self, cosines: torch.Tensor, sines: torch.Tensor, block_rows: int) -> None:
-        """Say where the rotary embeddings of a step are, float32 [num_rows, head_dim / 2].
-
-        block_rows: rows of a block, 0 to compute all together, as the head always does: it has few
-        rows and many weights.
-        """
-        self._programs["num_rows"] = len(cosines)
-        self._programs["block_rows"][:-1] = block_rows
+    def set_step(self, cosines: torch.Tensor, sines: torch.Tensor) -> None:
+        """Begin a step.  cosines, sines: of its rotary embeddings, float32 [N, head_dim / 2]."""
+        count = len(cosines)
+        self._counters.fill(0)
+        self._set_rows(slice(None), count, block_rows(count, self._most_threads))
         self._programs["cosines"], self._programs["sines"] = cosines.data_ptr(), sines.data_ptr()
 
-    def begin(self, index: int, num_threads: int) -> None:
-        """Make ready for a call of program `index` by so many threads."""
-        self._counters.fill(0)
-        self._programs["num_threads"][index] = num_threads
-
-    def set_input(self, index: int, x: torch.Tensor) -> None:
-        """Say where program `index` begins to read, float32 [num_rows, ...]."""
-        self._passes["x"][self._firsts[index]] = x.data_ptr()
-
     def set_end(self, x: torch.Tensor, logits: torch.Tensor) -> None:
-        """Say where the last two programs begin and end: float32 [num_rows, ...] both."""
-        self.set_input(-2, x)
+        """Say what the last two programs read and write, float32 [L, ...] both."""
+        self._passes["x"][self._firsts[-2]] = x.data_ptr()
         self._passes["out"][-1] = logits.data_ptr()
-        self._programs["num_rows"][-2:] = len(x)
+        self._set_rows(slice(-2, None), len(x), block_rows(len(x), self._most_threads))
+        self._programs["block_rows"][-1] = 0  # few rows and many weights
+
+    def _set_rows(self, which: slice, count: int, rows_apart: int) -> None:
+        self._programs["num_rows"][which] = count
+        self._programs["block_rows"][which] = rows_apart
+        threads = [
+            threads_for(count * int(cost), self._most_threads) for cost in self._costs[which]
+        ]
+        self._programs["num_threads"][which] = threads
+        self.calls["num_threads"][which] = threads
 
 
 def _between_attentions(decoder: Decoder, scratch: Scratch) -> list[list[Pass]]:
@@ -118,7 +121,7 @@ def _end(layer: Layer, scratch: Scratch) -> list[Pass]:
     quantise = make_activations(passes.QUANTISE, layer.output.width, scratch.activations)
     activate = make_activations(passes.ACTIVATE, layer.down.width, scratch.activations)
     return [
-        quantise,
+        quantise | {"x": scratch.attended.data_ptr()},
         multiply(layer.output, scratch.residual, scratch.activations) | {"adds": 1},
         _normalise(layer.mlp_norm, scratch),
         multiply(layer.gate_up, scratch.gate_up, scratch.activations),

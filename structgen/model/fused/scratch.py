@@ -30,8 +30,8 @@ class Scratch:
     """Room for steps of up to `num_rows` tokens; a step's rows are the first ones.
 
     residual, normalised: float32 [rows, hidden].  qkv: float32 [rows, columns of queries, keys and
-    values].  queries, keys, values: float32 [rows, heads, head_dim].  gate_up: float32 [rows, twice
-    the width of the mlp].  activations: of the widest rows.
+    values].  queries, keys, values, attended: float32 [rows, heads, head_dim].  gate_up: float32
+    [rows, twice the width of the mlp].  activations: of the widest rows.
     """
 
     def __init__(self, decoder: Decoder, activation_size: int, num_rows: int) -> None:
@@ -45,6 +45,7 @@ class Scratch:
         self.normalised = torch.empty(num_rows, hidden)
         self.qkv = torch.empty(num_rows, layer.qkv.num_columns)
         self.queries = torch.empty(num_rows, decoder.num_heads, decoder.head_dim)
+        self.attended = torch.empty_like(self.queries)
         self.keys, self.values = torch.empty(kv_shape), torch.empty(kv_shape)
         self.gate_up = torch.empty(num_rows, layer.gate_up.num_columns)
         self.activations = Activations(num_rows, row_width, activation_size)

@@ -28,9 +28,14 @@ KNOWN = ["llama", "mistral", "qwen2", "qwen3"]
 class Batch:
     """Sequences side by side, with a forward and a cache of their own."""
 
-    def __init__(self, forward: Forward, sequences: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        sequences: Sequence[Sequence[int]],
+        attention: str = "numba_cpu",
+    ) -> None:
         self._forward, self._sequences = forward, sequences
-        self._backend = get_backend("numba_cpu", CPU, 1)
+        self._backend = get_backend(attention, CPU, 1)
         self._done = [0] * len(sequences)
         self._cache = KVCache(
             [LayerShape(2, 16)] * 3,
@@ -89,6 +94,14 @@ def test_packed_float32_computes_what_the_model_does(architecture: str) -> None:
     ours = Batch(forward(architecture, torch.float32), prompts).logits(64)
     eager = Batch(forward(architecture, None), prompts).logits(64)
     for found, expected in zip(ours, eager, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_attention_that_is_not_compiled_serves_layer_by_layer() -> None:
+    prompts = sequences(50, 1, 7)
+    at_once = Batch(forward("llama", torch.float32), prompts).logits(20)
+    by_layer = Batch(forward("llama", torch.float32), prompts, "torch_cpu").logits(20)
+    for found, expected in zip(by_layer, at_once, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
