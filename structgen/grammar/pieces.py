@@ -29,12 +29,10 @@ class Pieces:
     def beginning_with(self, start: bytes) -> list[int]:
         """Return the tokens that begin with a text and are longer."""
         low = bisect.bisect_right(self._order, start, key=self.texts.__getitem__)
-        found = []
-        for token in self._order[low:]:
-            if not self.texts[token].startswith(start):
-                break
-            found.append(token)
-        return found
+        high = bisect.bisect_left(
+            self._order, True, low, key=lambda token: not self.texts[token].startswith(start)
+        )
+        return self._order[low:high]
 
     def spell(self, text: bytes) -> list[int] | None:
         """Return tokens that spell a text, the longest first; None: these do not."""
