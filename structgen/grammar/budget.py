@@ -26,6 +26,7 @@ RESERVE = 48
 # find, or in the least of time: what costs more is hardly there, and the way in hand will do.
 MORE_THAN_FOUND = 4
 SHORT_LOOK_S = 0.01
+WITHOUT_SPARE = 0.25  # of that, where it may not be longer than the way in hand: few are not
 
 # Spent on looks for one request; who needs more is completed at once, or cut.
 MAX_SECONDS = 0.5
@@ -95,7 +96,9 @@ class Budget:
         self, token: int, left: int, closer: Closer, walk: Callable[[], Walk]
     ) -> list[int] | None:
         after = walk()
-        known = ([], self.way, closer.rest(self.way, token)) if self.way else ([],)
+        known: list[list[int]] = [[]]
+        if self.way:  # the token may come before it, be part of it, or take its first one's place
+            known += [self.way, closer.rest(self.way, token), self.way[1:]]
         for way in known:
             if len(way) <= left and after.is_led_out([token, *way]):
                 return way
@@ -112,6 +115,8 @@ class Budget:
         walk.max_seconds = self._look_s
         if self.way is not None:
             usual_s = max(SHORT_LOOK_S, MORE_THAN_FOUND * self._found_s)
+            if left < len(self.way):
+                usual_s *= WITHOUT_SPARE
             walk.max_seconds = min(self._look_s, usual_s)
         way = closer.way_out(walk, left)
         took_s, self._ran_out = walk.seconds, way is None and walk.exhausted

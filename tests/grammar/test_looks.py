@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
-from structgen.grammar.budget import SHORT_LOOK_S, Budget
+from structgen.grammar.budget import SHORT_LOOK_S, WITHOUT_SPARE, Budget
 from structgen.grammar.closing import Closer
 from structgen.grammar.walk import MAX_SECONDS, UNKNOWN, Exit, Walk
 
 TOKEN = 7
 LIMIT = 64
+LEADS_OUT = [TOKEN, 8, 9]
 TOO_LONG = Exit([], is_json=False, shortest=[TOKEN] * (LIMIT + 1))
 
 
@@ -24,7 +25,7 @@ class StubWalk:
         assert token == TOKEN
 
     def is_led_out(self, way: list[int]) -> bool:
-        return False
+        return way == LEADS_OUT
 
 
 class StubCloser:
@@ -79,3 +80,21 @@ def test_with_a_way_in_hand_another_is_not_looked_for_any_longer_than_that_took(
     closer.way = None
     assert not take(budget, closer, LIMIT - 2)
     assert closer.limits == [MAX_SECONDS, SHORT_LOOK_S]
+
+
+def test_where_none_may_be_longer_than_the_way_in_hand_the_look_is_shorter() -> None:
+    budget, closer = Budget(TOO_LONG, LIMIT), StubCloser()
+    closer.way = [1, 2, 3]
+    assert take(budget, closer, LIMIT - 1)
+    closer.way = None
+    assert not take(budget, closer, 2)
+    assert closer.limits == [MAX_SECONDS, SHORT_LOOK_S * WITHOUT_SPARE]
+
+
+def test_a_token_that_takes_the_place_of_the_first_of_the_way_needs_no_look() -> None:
+    budget, closer = Budget(TOO_LONG, LIMIT), StubCloser()
+    closer.way = [1, 8, 9]
+    assert take(budget, closer, LIMIT - 1)
+    assert take(budget, closer, LIMIT - 2)
+    assert budget.way == LEADS_OUT[1:]
+    assert len(closer.limits) == 1
