@@ -12,6 +12,7 @@ from structgen.errors import ConfigError
 from structgen.model.attention import AttentionBackend, AttentionMetadata, get_backend
 from structgen.model.attention.numba_cpu import NumbaCpuAttention
 from structgen.model.attention.numba_vectors import Kind
+from structgen.model.compiled.compiler import features
 from structgen.model.kv_cache import KVCache, LayerShape
 
 CPU = torch.device("cpu")
@@ -212,6 +213,15 @@ def test_machines_without_instructions_for_bfloat16_compute_in_float32(lanes: in
         torch.testing.assert_close(
             Batch(case, forced).forward(), Batch(case, reference).forward(), atol=5e-6, rtol=0
         )
+
+
+@pytest.mark.skipif("avx512bf16" not in features(), reason="no instruction for bfloat16 here")
+def test_the_instruction_for_bfloat16_comes_as_close() -> None:
+    forced = NumbaCpuAttention(2, kind=lambda number: Kind(number, 16, number == "bfloat16"))
+    for name in ("plain", "head_dim 80", "block_size 3", "softcap and window", "long"):
+        case = replace(CASES[name], kv_dtype=torch.bfloat16)
+        batch = Batch(case, forced)
+        torch.testing.assert_close(batch.forward(), batch.expected(), atol=_tolerance(case), rtol=0)
 
 
 def test_large_scores_stay_finite(backend: AttentionBackend) -> None:

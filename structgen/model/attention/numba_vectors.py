@@ -24,7 +24,7 @@ from numba import types
 from numba.core.imputils import lower_constant
 from numba.extending import intrinsic, models, register_model, typeof_impl
 
-from structgen.model.compiled.compiler import features
+from structgen.model.compiled.compiler import features, multiplies_bfloat16_fast
 from structgen.model.compiled.instructions import (
     FLOAT,
     HALF,
@@ -82,7 +82,7 @@ def kind_of(number: str) -> Kind:
     """Return the kind for numbers of this dtype on the CPU that numba compiles for."""
     # One register of AVX-512, or one of 256 bits, or two of 128.
     lanes = 16 if "avx512f" in features() else 8
-    return Kind(number, lanes, dot=number == "bfloat16" and "avx512bf16" in features())
+    return Kind(number, lanes, dot=number == "bfloat16" and multiplies_bfloat16_fast())
 
 
 class _KindType(types.Type):

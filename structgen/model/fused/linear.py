@@ -55,7 +55,9 @@ class Int8Linear(torch.nn.Module):
             quantised = make_activations(passes.QUANTISE, self.in_features, activations)
             product = multiply(self._packed, out, activations)
             cost = self.in_features * self._packed.num_columns
-            self._shared.run([quantised | {"x": rows.data_ptr()}, product], len(rows), cost)
+            row_bytes = rows[0].nbytes + out[0].nbytes + activations.row_bytes
+            steps = [quantised | {"x": rows.data_ptr()}, product]
+            self._shared.run(steps, len(rows), cost, row_bytes)
         return out[:, : self.out_features].to(x.dtype).view(*x.shape[:-1], self.out_features)
 
 
@@ -80,13 +82,13 @@ class _Shared:
             self._room = Activations(max(num_rows, self._room.num_rows), width, self._element_size)
         return self._room
 
-    def run(self, steps: list[Pass], num_rows: int, cost: int) -> None:
-        """Do passes over rows.  cost: multiply-adds of one row."""
+    def run(self, steps: list[Pass], num_rows: int, cost: int, row_bytes: int) -> None:
+        """Do passes over rows.  cost: multiply-adds of one row.  row_bytes: see block_rows."""
         size = threads_for(num_rows * cost, self._team.size)
         passes_ = records(steps)
         program = self._program
         program["num_passes"], program["passes"] = len(passes_), passes_.ctypes.data
         program["num_rows"], program["num_threads"] = num_rows, size
-        program["block_rows"] = block_rows(num_rows, self._team.size)
+        program["block_rows"] = block_rows(num_rows, self._team.size, row_bytes)
         self._counters.fill(0)
         self._team.run(self._task, program.ctypes.data, size)

@@ -17,10 +17,11 @@ class Activations:
     elements: bytes of [rows, row_width] of them; scales, starts: of their groups.
     """
 
-    __slots__ = ("elements", "num_rows", "row_width", "scales", "starts")
+    __slots__ = ("elements", "num_rows", "row_bytes", "row_width", "scales", "starts")
 
     def __init__(self, num_rows: int, row_width: int, element_size: int) -> None:
         self.num_rows, self.row_width = num_rows, row_width
+        self.row_bytes = row_width * element_size
         self.elements = torch.empty(num_rows * row_width * element_size, dtype=torch.uint8)
         groups = num_rows * (row_width // passes.GROUP)
         self.scales, self.starts = torch.empty(groups), torch.empty(groups, dtype=torch.int32)
@@ -51,6 +52,13 @@ class Scratch:
         self.activations = Activations(num_rows, row_width, activation_size)
         # A page of it takes memory once it is written to.
         self._logits = torch.empty(_KEPT_LOGITS, decoder.head.num_columns)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of all but the logits."""
+        rows = [self.residual, self.normalised, self.qkv, self.gate_up]
+        rows += [self.queries, self.keys, self.values, self.attended]
+        return sum(tensor[0].nbytes for tensor in rows) + self.activations.row_bytes
 
     def logits(self, num_rows: int) -> torch.Tensor:
         """Return room for float32 [num_rows, columns of the head], the same each time.

@@ -18,7 +18,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from structgen.model.compiled import instructions
-from structgen.model.compiled.compiler import features
+from structgen.model.compiled.compiler import multiplies_bfloat16_fast
 from structgen.model.compiled.instructions import (
     BYTE,
     FLOAT,
@@ -48,7 +48,6 @@ from structgen.model.fused.operands import (
 
 PANEL_VECTORS = 2
 
-_HAS_BFLOAT16_DOT = "avx512bf16" in features()
 _BYTES = ir.VectorType(BYTE, 4 * LANES)
 _HALF_WORDS = ir.VectorType(SHORT, 2 * LANES)
 _FLOATS_SIZE = 4 * LANES
@@ -233,7 +232,7 @@ def _dot_pairs(builder: Any, old: Any, words: list[Any], halves: list[Any]) -> A
 
 
 def _dot_bfloat16(builder: Any, old: Any, word: Any, vector: Any) -> Any:
-    if _HAS_BFLOAT16_DOT:
+    if multiplies_bfloat16_fast():
         return dot_bfloat16(builder, old, word, vector)
     for widen in (lower_half, upper_half):
         old = add_product(builder, old, widen(builder, word), widen(builder, vector))
