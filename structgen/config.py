@@ -41,6 +41,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             "and the CPU is fast at it)"
         ),
     ] = "auto"
+    keep_packed: Annotated[
+        bool, Meta(description="keep packed weights on disk, for the next start")
+    ] = True
     kv_dtype: Annotated[str, Meta(description="KV cache: auto (as weights), float32, bfloat16")] = (
         "auto"
     )

@@ -35,6 +35,7 @@ NUMBA = (
     "structgen.model.attention.numba_panels",
     "structgen.model.attention.numba_store",
     "structgen.model.attention.numba_vectors",
+    "structgen.model.compiled.chain",
     "structgen.model.compiled.compiler",
     "structgen.model.compiled.instructions",
     "structgen.model.compiled.threads",

@@ -91,9 +91,9 @@ def pack_forward(
     packed: see packed_dtype.  windows: of each layer's attention.  sizes: of the channels behind
     norms (fused/balance.py), for int8.
     """
-    from structgen.model.fused.decoder import take_apart
     from structgen.model.fused.forward import FusedForward
     from structgen.model.fused.linear import quantise
+    from structgen.model.fused.take_apart import take_apart
 
     began = time.perf_counter()
     if can_take_apart(model):
@@ -109,16 +109,16 @@ def pack_forward(
 
 def can_take_apart(model: torch.nn.Module) -> bool:
     """Return whether a model is computed by packed weights alone, whatever their type."""
-    if not _has_kernels(model):
+    if not has_kernels(next(model.parameters()).device):
         return False
-    from structgen.model.fused.decoder import is_known
+    from structgen.model.fused.take_apart import is_known
 
     return is_known(model)
 
 
 def _require_linear_layers(model: torch.nn.Module) -> None:
     """Raises ConfigError: there are none that can be of int8."""
-    if _has_kernels(model):
+    if has_kernels(next(model.parameters()).device):
         from structgen.model.fused.linear import fits
 
         if any(fits(module) for module in model.modules()):
@@ -129,9 +129,9 @@ def _require_linear_layers(model: torch.nn.Module) -> None:
     )
 
 
-def _has_kernels(model: torch.nn.Module) -> bool:
-    on_cpu = next(model.parameters()).device.type == "cpu"
-    return on_cpu and importlib.util.find_spec("numba") is not None
+def has_kernels(device: torch.device) -> bool:
+    """Return whether packed weights can be computed with there."""
+    return device.type == "cpu" and importlib.util.find_spec("numba") is not None
 
 
 def _has_int8_products() -> bool:

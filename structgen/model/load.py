@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,8 @@ from transformers.utils import logging as transformers_logging
 
 from structgen.errors import ConfigError
 from structgen.model import attention
+from structgen.model.spec import LayerSpec, ModelSpec
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _LAYER_KINDS = ("full_attention", "sliding_attention")
 # What transformers and its libraries raise over a folder that they cannot load.
 _LOAD_ERRORS = (
@@ -35,40 +34,6 @@ _LOAD_ERRORS = (
     SafetensorError,
     StrictDataclassError,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class LayerSpec:
-    """One attention layer.  window: a token sees itself and the window - 1 before it."""
-
-    num_kv_heads: int
-    head_dim: int
-    window: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
-    """vocab_size: rows of the logits, at least the tokenizer's.  context_length: positions."""
-
-    name: str
-    architecture: str
-    vocab_size: int
-    context_length: int
-    layers: tuple[LayerSpec, ...]
-    num_parameters: int
-    dtype: torch.dtype
-
-
-def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Return the dtype called `name`; "auto" is the narrowest that the device computes in natively.
-
-    Raises ConfigError: no such dtype.
-    """
-    if name == "auto":
-        return torch.bfloat16 if _has_bfloat16(device) else torch.float32
-    if name not in _DTYPES:
-        raise ConfigError(f"dtype must be one of auto, {', '.join(_DTYPES)}, got {name!r}")
-    return _DTYPES[name]
 
 
 def load_model(
@@ -204,14 +169,6 @@ def _layer_kinds(config: PreTrainedConfig) -> list[str]:
 
 def _architecture(config: PreTrainedConfig) -> str:
     return config.architectures[0] if config.architectures else type(config).__name__
-
-
-def _has_bfloat16(device: torch.device) -> bool:
-    if device.type != "cpu":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    # amx_bf16 and avx512_bf16 on x86, bf16 on ARM.
-    capabilities = torch.cpu.get_capabilities()
-    return any(bool(has) for name, has in capabilities.items() if name.endswith("bf16"))
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from structgen.model.context import forward_context
 from structgen.model.forward import EagerForward, Forward, can_take_apart, pack_forward
 from structgen.model.fused.balance import Sizes, sizes_of
 from structgen.model.kv_cache import KVCache, LayerShape
-from structgen.model.load import ModelSpec
+from structgen.model.spec import ModelSpec
 
 log = logs.get(__name__)
 

@@ -21,8 +21,8 @@ from structgen.messages import ModelInfo
 from structgen.model import inputs
 from structgen.model.attention import get_backend
 from structgen.model.context import forward_context
+from structgen.model.dtypes import resolve_dtype
 from structgen.model.kv_cache import KVCache, LayerShape, bytes_per_token
-from structgen.model.load import resolve_dtype
 from structgen.model.loaded import load
 from structgen.model.rows import Int64, RequestRows
 from structgen.model.sampling.logprobs import raw_logprobs

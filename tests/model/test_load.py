@@ -14,8 +14,10 @@ from transformers.utils import logging as transformers_logging
 
 from structgen.errors import ConfigError
 from structgen.model.attention import IMPLEMENTATION
-from structgen.model.load import LayerSpec, ModelSpec, load_model, quiet, resolve_dtype
+from structgen.model.dtypes import resolve_dtype
+from structgen.model.load import load_model, quiet
 from structgen.model.sources import resolve
+from structgen.model.spec import LayerSpec, ModelSpec
 
 CPU = torch.device("cpu")
 

@@ -28,7 +28,7 @@ _MOST = 16.0  # a factor, from the geometric mean of all; its inverse is the lea
 
 @contextmanager
 def sizes_of(model: torch.nn.Module) -> Iterator[Sizes]:
-    """Note how large what comes out of the norms of a known model is (decoder.py).
+    """Note how large what comes out of the norms of a known model is (take_apart.py).
 
     The model must be run once within the block.
     """

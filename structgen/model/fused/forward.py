@@ -22,12 +22,15 @@ from structgen.model.team import Team
 
 
 class FusedForward:
-    """Computes logits with packed weights, inside a forward context."""
+    """Computes logits with packed weights, inside a forward context.
+
+    dtype: of the packed weights.
+    """
 
     def __init__(self, decoder: Decoder, dtype: torch.dtype, threads: int) -> None:
-        """dtype: of the packed weights.  Compiles what it runs, if that is not on disk."""
-        self._decoder = decoder
-        self._dtype = dtype
+        """Compiles what it runs, if that is not on disk."""
+        self.decoder = decoder
+        self.dtype = dtype
         self._team = Team(threads)
         self._task = passes.compile_task(BITS[dtype])
         self._scales = [layer.scale for layer in decoder.layers]
@@ -46,7 +49,7 @@ class FusedForward:
         if most > self._scratch.num_rows:
             self._make_room(max(most, 2 * self._scratch.num_rows))
         scratch = self._scratch
-        scratch.residual[:count] = self._decoder.embedding[input_ids]
+        scratch.residual[:count] = self.decoder.embedding[input_ids]
         cosines, sines = self._rotary(positions)
         self._programs.set_step(cosines, sines)
         self._compute_layers(count)
@@ -54,7 +57,7 @@ class FusedForward:
 
     def _compute_layers(self, num_rows: int) -> None:
         """Compute what the last layer attends to, and all before."""
-        scratch, layers, forward = self._scratch, self._decoder.layers, context.current()
+        scratch, layers, forward = self._scratch, self.decoder.layers, context.current()
         each = (scratch.queries, scratch.keys, scratch.values, scratch.attended)
         q, k, v, out = (rows[:num_rows] for rows in each)
         programs = self._programs.calls[: len(layers)]
@@ -73,16 +76,16 @@ class FusedForward:
         logits = self._scratch.logits(len(index))
         self._programs.set_end(chosen, logits)
         self._team.run_all(self._programs.calls[-2:])
-        return logits[:, : self._decoder.vocab_size]
+        return logits[:, : self.decoder.vocab_size]
 
     def _rotary(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the cosines and sines of each token's angles, float32 [N, head_dim / 2]."""
-        angles = positions.unsqueeze(1).float() * self._decoder.frequencies
-        scale = self._decoder.rotary_scale
+        angles = positions.unsqueeze(1).float() * self.decoder.frequencies
+        scale = self.decoder.rotary_scale
         return angles.cos().mul_(scale), angles.sin().mul_(scale)
 
     def _make_room(self, num_rows: int) -> None:
         """Replace scratch and programs by ones for so many rows."""
-        size = operands.bytes_of_activation(self._dtype.itemsize)
-        self._scratch = Scratch(self._decoder, size, num_rows)
-        self._programs = Programs(self._decoder, self._scratch, self._team, self._task)
+        size = operands.bytes_of_activation(self.dtype.itemsize)
+        self._scratch = Scratch(self.decoder, size, num_rows)
+        self._programs = Programs(self.decoder, self._scratch, self._team, self._task)
