@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -18,7 +19,7 @@ from structgen.model.probe import _probe
 from structgen.model.sources import resolve
 
 CPU = torch.device("cpu")
-INT8 = EngineConfig(model="random:llama")
+INT8 = EngineConfig(model="random:llama", quantization="int8")
 FLOAT32 = EngineConfig(model="random:llama", dtype="float32")
 
 
@@ -99,7 +100,7 @@ def test_the_few_that_were_used_last_are_kept(folder: Path) -> None:
 def test_nothing_is_kept_of_small_models_or_against_the_option(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded(folder, EngineConfig(model="random:llama", keep_packed=False))
+    loaded(folder, msgspec.structs.replace(INT8, keep_packed=False))
     assert not kept.place(INT8, folder).exists()
     monkeypatch.setattr(kept, "_LEAST_PARAMETERS", 1 << 40)
     loaded(folder)
@@ -112,7 +113,8 @@ from pathlib import Path
 from structgen.config import EngineConfig
 from structgen.model.runner import ModelRunner
 
-ModelRunner(EngineConfig(model="random:llama", threads=1), Path(sys.argv[1]), 64, [0])
+options = EngineConfig(model="random:llama", quantization="int8", threads=1)
+ModelRunner(options, Path(sys.argv[1]), 64, [0])
 print("transformers.modeling_utils" in sys.modules)
 """
 
