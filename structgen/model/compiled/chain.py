@@ -44,9 +44,9 @@ def compile_task() -> int:
         calls = numba.carray(pointer_to(chain.calls), chain.num_calls, CALL)
         me = call_for_number(chain.thread_number) if chain.num_threads > 1 else 0
         for index in range(chain.num_calls):
+            if index and chain.num_threads > 1:
+                call(chain.barrier)
             if me < calls[index].num_threads:
                 call_with(calls[index].function, calls[index].argument)
-            if chain.num_threads > 1:
-                call(chain.barrier)
 
     return compiler.c_function(task)

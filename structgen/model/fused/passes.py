@@ -336,6 +336,8 @@ def _run_together(bits, program, steps, me):
     """Do a thread's share of every pass, and what others are late with."""
     count = program.num_threads
     for index in range(program.num_passes):
+        if index and count > 1:
+            call(program.barrier)
         step = steps[index]
         num_panels, size = _divide(step)
         num_units = num_panels * ((program.num_rows + size - 1) // size)
@@ -344,8 +346,6 @@ def _run_together(bits, program, steps, me):
             row = unit // num_panels * size
             end = min(row + size, program.num_rows)
             _do(bits, program, step, row, end, unit % num_panels, 1)
-        if count > 1:
-            call(program.barrier)
 
 
 @jit()

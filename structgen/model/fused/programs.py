@@ -70,7 +70,7 @@ class Programs:
         self._programs["thread_number"] = team.thread_number
         self._most_threads = team.size
         self._row_bytes = scratch.row_bytes
-        self._costs = np.array([sum(_cost(one) for one in program) for program in programs])
+        self._costs = [sum(_cost(one) for one in program) for program in programs]
         self.calls = np.zeros(len(programs), chain.CALL)
         self.calls["function"] = task
         addresses = np.arange(len(programs)) * passes.PROGRAM.itemsize
@@ -94,9 +94,7 @@ class Programs:
         self._programs["num_rows"][which] = count
         rows_apart = block_rows(count, self._most_threads, self._row_bytes)
         self._programs["block_rows"][which] = rows_apart
-        threads = [
-            threads_for(count * int(cost), self._most_threads) for cost in self._costs[which]
-        ]
+        threads = [threads_for(count * cost, self._most_threads) for cost in self._costs[which]]
         self._programs["num_threads"][which] = threads
         self.calls["num_threads"][which] = threads
 
