@@ -11,6 +11,7 @@ packed weights compute what the model does (probe.py) holds for what is.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -29,7 +30,7 @@ from structgen.config import EngineConfig
 from structgen.model.compiled import compiler
 from structgen.model.fused.decoder import Decoder, Layer, Norm
 from structgen.model.fused.weights import PackedLinear
-from structgen.model.sources import publish
+from structgen.model.sources import key_of, publish
 from structgen.model.spec import LayerSpec, ModelSpec
 
 log = logs.get(__name__)
@@ -50,8 +51,8 @@ class Kept:
     dtype: torch.dtype
 
 
-_CLASSES = {one.__name__: one for one in (Kept, Decoder, Layer, Norm, PackedLinear)} | {
-    one.__name__: one for one in (ModelSpec, LayerSpec)
+_CLASSES: dict[str, Any] = {
+    one.__name__: one for one in (Kept, Decoder, Layer, Norm, PackedLinear, ModelSpec, LayerSpec)
 }
 
 
@@ -66,12 +67,11 @@ def place(options: EngineConfig, folder: Path) -> Path:
     source = hashlib.sha256()
     for file in sorted(package.rglob("*.py")):
         source.update(file.read_bytes())
-    of = (
+    return _home() / key_of(
         *(str(folder.resolve()), files, options.dtype, options.quantization),
         *(compiler.cpu_name(), sorted(compiler.features()), source.hexdigest()),
         *(metadata.version(name) for name in ("torch", "transformers")),
     )
-    return _home() / hashlib.sha256(repr(of).encode()).hexdigest()[:32]
 
 
 def read(place: Path) -> Kept | None:
@@ -82,11 +82,12 @@ def read(place: Path) -> Kept | None:
         about = json.loads((place / _ABOUT).read_text())
         with safe_open(place / _TENSORS, "pt") as tensors:
             kept = _decoded(about, tensors)
-        os.utime(place)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         log.warning("kept weights cannot be read, they are packed anew", error=error)
         shutil.rmtree(place, ignore_errors=True)
         return None
+    with contextlib.suppress(OSError):  # it may be where nothing can be written
+        os.utime(place)
     assert isinstance(kept, Kept)
     return kept
 

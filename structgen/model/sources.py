@@ -115,7 +115,7 @@ def _gguf(path: Path, progress: bool) -> Path:
     from structgen.model import gguf
 
     state = path.stat()
-    key = _key(str(path.resolve()), state.st_size, state.st_mtime_ns)
+    key = key_of(str(path.resolve()), state.st_size, state.st_mtime_ns)
     return publish(
         _models() / f"{path.stem}-{key}",
         lambda folder: gguf.convert(path, folder, progress=progress),
@@ -127,7 +127,7 @@ def _random(name: str) -> Path:
 
     architecture, options = random_model.parse(name)
     return publish(
-        _models() / f"random-{architecture}-{_key(sorted(options.items()))}",
+        _models() / f"random-{architecture}-{key_of(sorted(options.items()))}",
         lambda folder: random_model.write(folder, architecture, options),
     )
 
@@ -158,7 +158,8 @@ def _checked(folder: Path) -> Path:
     return folder
 
 
-def _key(*parts: object) -> str:
+def key_of(*parts: object) -> str:
+    """Return a name for what all of this stands for."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 

@@ -84,6 +84,18 @@ def test_where_nothing_can_be_written_a_model_is_loaded_all_the_same(
     assert logits(loaded(folder)).isfinite().all()
 
 
+def test_what_is_kept_where_nothing_can_be_written_is_found(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: object) -> None:
+        raise PermissionError
+
+    loaded(folder)
+    monkeypatch.setattr(os, "utime", refuse)
+    monkeypatch.setattr(load, "load_model", no_model)
+    assert logits(loaded(folder)).isfinite().all()
+
+
 def test_the_few_that_were_used_last_are_kept(folder: Path) -> None:
     for index in range(kept.MOST_KEPT + 2):
         (folder / "note.txt").write_text("x" * index)
