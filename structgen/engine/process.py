@@ -32,6 +32,7 @@ from structgen.engine.build import build_core, find_model, fork_template
 from structgen.engine.core import EngineCore
 from structgen.engine.endpoints import INPUT_SOCKET, OUTPUT_SOCKET, endpoint
 from structgen.errors import StructgenError
+from structgen.garbage import look_seldom
 from structgen.messages import Fatal, Found, FromEngine, Outputs, Ready, Shutdown
 from structgen.trace import OFF, Trace
 
@@ -84,10 +85,9 @@ class EngineProcess:
         self._start_sending()
         self._outbox.put(Found(str(model.folder)))
         core, info = build_core(self._config, model, template, self._trace)
-        _collect_garbage()
+        look_seldom()  # to look through a model takes a quarter of a second
         _return_freed_memory()
         threading.Thread(target=self._receive, args=(core,), name="input", daemon=True).start()
-        gc.freeze()  # a model's modules and a vocabulary are not worth looking through again
         self._outbox.put(Ready(info))
         core.say = lambda outputs: self._say(Outputs(outputs))
         news = Outputs([])
@@ -149,12 +149,6 @@ class EngineProcess:
         force = threading.Timer(LAST_STEP_S, os._exit, (1,))
         force.daemon = True
         force.start()
-
-
-def _collect_garbage() -> None:
-    """Collect again, but never look at what is there now: all of it takes a quarter of a second."""
-    gc.freeze()
-    gc.enable()
 
 
 def _return_freed_memory() -> None:

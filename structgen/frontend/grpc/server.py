@@ -11,7 +11,6 @@ while the engine is gone, and for good once draining.  A second signal ends the 
 from __future__ import annotations
 
 import asyncio
-import gc
 import signal
 from collections.abc import Coroutine
 
@@ -29,6 +28,7 @@ from structgen.frontend.grpc._pb import (
     model_service_pb2_grpc,
 )
 from structgen.frontend.grpc.services import ConstraintService, GenerationService, ModelService
+from structgen.garbage import look_seldom
 
 log = logs.get(__name__)
 
@@ -113,7 +113,7 @@ async def serve(engine: EngineConfig, config: ServerConfig) -> None:
     try:
         if await _finishes(llm.start(), unless=stop):
             address = _address(config.host, port)
-            gc.freeze()  # modules and a vocabulary are not worth looking through again
+            look_seldom()
             print(f"structgen ready on {address}", flush=True)
             log.info("ready", address=address, model=llm.model.name)
             await _finishes(llm.wait_closed(), unless=stop)
