@@ -52,7 +52,7 @@ class PlanRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def num_drafts(self) -> int:
         """How many of token_ids, the last ones, are guesses."""
-        return max(self.num_logits - 1, 0)
+        return self.num_logits - 1 if self.num_logits else 0
 
     @property
     def drafts(self) -> list[int]:

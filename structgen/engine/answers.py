@@ -41,10 +41,24 @@ class Answers:
         """
         if request.first_token_at is None:
             request.first_token_at = time.monotonic()
+        if request.matcher is None and not drafts and casualty is None:
+            request.append(sampled[0])  # there is nothing to verify, and nothing is forced
+        else:
+            kept = self._keep(request, drafts, sampled, casualty)
+            if kept is None:
+                return casualty
+            request.confidence.judged(len(drafts), kept)
+        request.drafts = self._guess(request)
+        return None
+
+    def _keep(
+        self, request: Request, drafts: list[int], sampled: list[int], casualty: Casualty | None
+    ) -> int | None:
+        """Commit what was sampled; return how many drafts were right, None: the casualty is true."""
         kept = 0
         for token in sampled:
             if casualty is not None and casualty.place == kept:
-                return casualty
+                return None
             known = len(request.tokens)
             if self._append(request, token) or len(request.tokens) == known:
                 break  # it has ended, or goes another way
@@ -54,9 +68,7 @@ class Answers:
                 kept += 1
             if self._jump(request) or not right:
                 break
-        request.confidence.judged(len(drafts), kept)
-        request.drafts = self._guess(request)
-        return None
+        return kept
 
     def complete(self, request: Request, reason: FinishReason) -> None:
         """End an answer, completed if that takes no forward."""
@@ -104,11 +116,13 @@ class Answers:
         """Return what may come next: for certain, but for its spelling, or by experience."""
         if not request.may_draft:
             return []
-        forces = request.matcher is not None and request.guesses_forced
-        if forces and (forced := self._grammars.forced(request)):
-            return forced[: request.limit - len(request.tokens) - 1]
-        wanted = request.params.drafts
-        drafts = self._drafts.propose(request, self._scheduler.num_running) if wanted else []
+        if request.matcher is not None and request.guesses_forced:
+            forced = self._grammars.forced(request)
+            if forced:
+                return forced[: request.limit - len(request.tokens) - 1]
+        if not request.params.drafts:
+            return []
+        drafts = self._drafts.propose(request, self._scheduler.num_running)
         return self._grammars.legal(request, drafts) if drafts else []
 
     def _close(self, request: Request) -> None:

@@ -48,7 +48,6 @@ from structgen.messages import (
     EngineOutput,
     EngineRequest,
     FinishReason,
-    RequestStats,
     Shutdown,
 )
 from structgen.plan import Executor, PlanRow, RowOutput, StepPlan
@@ -172,11 +171,12 @@ class EngineCore:
 
     def _run(self, plan: StepPlan, meanwhile: Callable[[], None]) -> None:
         began = self._clock()
-        places = self._places(plan)
+        requests = self.scheduler.planned
+        places = _places(plan, requests)
         compiling = [
             request
-            for place in places
-            if (request := self.scheduler.require(place.request.id)).compiling
+            for request, row in zip(requests, plan.rows, strict=True)
+            if request.compiling and row.num_logits
         ]
         over = ForwardOver(plan.step)
         if self.overlap:
@@ -199,8 +199,10 @@ class EngineCore:
             # First of all: a request aborted during the forward gets no more tokens.
             self._drain_inbox()
             lost = {casualty.request_id: casualty for casualty in casualties}
-            for row, output in zip(plan.rows, result.rows, strict=True):
-                self._commit(row, output, lost.get(row.id), masked=row.id not in unmasked)
+            for request, row, output in zip(requests, plan.rows, result.rows, strict=True):
+                if not request.gone:  # aborted or ended meanwhile; its blocks are released
+                    masked = row.id not in unmasked
+                    self._commit(request, row, output, lost.get(row.id), masked=masked)
         step_s = self._clock() - began
         if not compiling:  # else it may have waited for that
             self._step_cost.took([len(row.token_ids) for row in plan.rows], step_s)
@@ -214,16 +216,6 @@ class EngineCore:
         )
         if self._config.check:
             self.check()
-
-    def _places(self, plan: StepPlan) -> list[Place]:
-        """Return where the step samples, in the order of the logits."""
-        places: list[Place] = []
-        logit = 0
-        for row in plan.rows:
-            if row.num_logits:
-                places.append(Place(self.scheduler.require(row.id), logit, row.drafts))
-                logit += row.num_logits
-        return places
 
     def _await(self, compiling: list[Request], over: ForwardOver) -> None:
         """Wait for the constraints of these requests until the forward is over.
@@ -247,12 +239,15 @@ class EngineCore:
                 return
 
     def _commit(
-        self, row: PlanRow, output: RowOutput, casualty: Casualty | None, *, masked: bool
+        self,
+        request: Request,
+        row: PlanRow,
+        output: RowOutput,
+        casualty: Casualty | None,
+        *,
+        masked: bool,
     ) -> None:
         """masked: what was sampled, if anything, was sampled under the request's constraint."""
-        request = self.scheduler.get(row.id)
-        if request is None:  # aborted or ended meanwhile; its blocks are released
-            return
         self.scheduler.paid(request, row)
         if output.prompt_logprobs:
             _keep_prompt_logprobs(request, row.start, output.prompt_logprobs)
@@ -276,10 +271,11 @@ class EngineCore:
             self._fail(request, error)
             return
         new_ids = request.tokens[before:]
+        logprobs = output.logprobs[: len(new_ids)]
         if fate is not None:
-            self._bury(request, fate, new_ids, output.logprobs[: len(new_ids)])
+            self._bury(request, fate, new_ids, logprobs)
         elif new_ids or request.finish is not None:
-            self._report(request, new_ids, output.logprobs[: len(new_ids)])
+            self._report(request, new_ids, logprobs)
 
     def _report(
         self,
@@ -289,8 +285,10 @@ class EngineCore:
         detail: str = "",
     ) -> None:
         """Report new tokens and, if the request has finished, its end."""
-        first, request.reported = not request.reported, True
         ended = request.finish is not None
+        if request.reported and not ended:
+            self._outputs.append(_more(request, new_ids, logprobs))
+            return
         self._outputs.append(
             EngineOutput(
                 request.message_id,
@@ -298,14 +296,15 @@ class EngineCore:
                 finish=request.finish,
                 accepting=request.accepting,
                 stop_id=request.stop_id,
-                stats=_stats(request, on_the_way=not (first or ended)),
+                stats=request.stats(),
                 detail=detail,
                 index=request.sample,
                 logprobs=logprobs,
-                prompt_logprobs=request.prompt_logprobs if first else [],
+                prompt_logprobs=[] if request.reported else request.prompt_logprobs,
                 closed=request.closed,
             )
         )
+        request.reported = True
         if ended:
             self._answers.ended(request)
             self._forget(request)
@@ -489,8 +488,15 @@ class EngineCore:
         return outputs
 
 
-def _nothing() -> None:
-    pass
+def _places(plan: StepPlan, requests: list[Request]) -> list[Place]:
+    """Return where the step samples, in the order of the logits.  requests: of the plan's rows."""
+    places: list[Place] = []
+    logit = 0
+    for request, row in zip(requests, plan.rows, strict=True):
+        if row.num_logits:
+            places.append(Place(request, logit, row.drafts))
+            logit += row.num_logits
+    return places
 
 
 def _keep_prompt_logprobs(request: Request, start: int, logprobs: list[TokenLogprobs]) -> None:
@@ -499,11 +505,17 @@ def _keep_prompt_logprobs(request: Request, start: int, logprobs: list[TokenLogp
     request.prompt_logprobs = [*kept[: start + 1], *logprobs]
 
 
-def _stats(request: Request, *, on_the_way: bool) -> RequestStats | None:
-    """Return the counters that come with an output."""
-    if not on_the_way:
-        return request.stats()
-    if not request.params.stop:
-        return None
-    # Stop strings are found by who reads this: any output may turn out to be the last.
-    return msgspec.structs.replace(request.stats(), constraint=None)
+def _more(request: Request, new_ids: list[int], logprobs: list[TokenLogprobs]) -> EngineOutput:
+    """Return what is said of tokens between the first and the end."""
+    stats = None
+    if request.params.stop:
+        # Stop strings are found by who reads this: any output may turn out to be the last.
+        stats = msgspec.structs.replace(request.stats(), constraint=None)
+    return EngineOutput(
+        request.message_id,
+        new_ids,
+        accepting=request.accepting,
+        stats=stats,
+        index=request.sample,
+        logprobs=logprobs,
+    )

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from structgen.constraints import Constraint
+from structgen.engine.confidence import MAX_DRAFTS
 from structgen.engine.ngrams import BORDER, Ngrams
 from structgen.engine.request import Request
 from structgen.engine.step_cost import StepCost
@@ -42,9 +43,9 @@ class PromptLookup:
     def propose(self, request: Request, limit: int) -> tuple[int, list[int]]:
         if request.ngrams is None:
             request.ngrams = Ngrams()
-        seen = request.ngrams
-        seen.extend(request.tokens[len(seen) :])
-        return seen.following(request.tokens, limit)
+        seen, tokens = request.ngrams, request.tokens
+        seen.extend(tokens[len(seen) :])
+        return seen.following(tokens, limit)
 
     def learn(self, request: Request) -> None:
         pass
@@ -58,8 +59,7 @@ class Skeletons:
 
     def propose(self, request: Request, limit: int) -> tuple[int, list[int]]:
         constraint = request.params.constraint
-        seen = self._seen.get(constraint) if constraint is not None else None
-        if seen is None:
+        if constraint is None or (seen := self._seen.get(constraint)) is None:
             return 0, []
         return seen.following(request.tokens[request.num_prompt :], limit)
 
@@ -93,12 +93,17 @@ class Drafts:
 
     def propose(self, request: Request, num_rows: int) -> list[int]:
         """Return what the next step of a request may be computed with, for verification."""
-        worth = request.confidence.length(self.cost.of_draft(num_rows))
-        limit = min(worth, request.limit - len(request.tokens) - 1)
-        if limit <= 0:
+        cost = self.cost.of_draft(num_rows)
+        if not request.confidence.wants_look(cost):
             return []
-        guesses = [drafter.propose(request, limit) for drafter in self._drafters]
-        return max(guesses, key=lambda guess: guess[0], default=(0, []))[1]
+        longest, best = 0, list[int]()
+        room = min(MAX_DRAFTS, request.limit - len(request.tokens) - 1)
+        for drafter in self._drafters if room > 0 else ():
+            match, guess = drafter.propose(request, room)
+            if match > longest:
+                longest, best = match, guess
+        request.confidence.looked(found=bool(best))
+        return best[: request.confidence.length(cost)] if best else best
 
     def learn(self, request: Request) -> None:
         for drafter in self._drafters:

@@ -30,6 +30,7 @@ class Request:
     stop_ids: every id that ends the answer.  limit: the length of `tokens` at which it must end,
     and limit_reason why.  compiling: the constraint is not ready, so no token can be sampled yet.
     leader: the request's first sample, which computes the prompt for all; None for that one.
+    known_blocks: how many of its blocks the model has been told of; None: it knows no such request.
     """
 
     __slots__ = (
@@ -54,6 +55,7 @@ class Request:
         "forwards",
         "gone",
         "id",
+        "known_blocks",
         "leader",
         "limit",
         "limit_reason",
@@ -65,6 +67,7 @@ class Request:
         "num_prompt",
         "order",
         "params",
+        "penalised",
         "preemptions",
         "prompt_logprobs",
         "reported",
@@ -73,6 +76,7 @@ class Request:
         "stop_id",
         "stop_ids",
         "tokens",
+        "wants_prompt_logprobs",
     )
 
     def __init__(
@@ -94,15 +98,18 @@ class Request:
         self.leader = leader
         self.gone = False
         self.params: SamplingParams = params
+        self.penalised = params.penalised
         self.tokens = list(message.prompt_ids)
         self.num_prompt = len(message.prompt_ids)
         self.computed = 0
+        self.known_blocks: int | None = None
         self.matcher: Matcher | None = None
         self.filter: TokenFilter | None = None
         self.budget: Budget | None = None
         self.closed = False  # completed because a limit came near
         self.marker = message.marker()
         self.bad_sequences = message.bad_sequences
+        self.wants_prompt_logprobs = params.prompt_logprobs is not None and sample == 0
         self.prompt_logprobs: list[TokenLogprobs | None] = []
         self.compiling = params.constraint is not None
         self.order = (message.priority, message.arrival, sequence)
@@ -133,17 +140,13 @@ class Request:
     @property
     def debt(self) -> int:
         """Tokens to compute before the next can be sampled; the last one waits for the grammar."""
-        return len(self.tokens) - self.computed - (1 if self.compiling else 0)
+        return len(self.tokens) - self.computed - self.compiling
 
     @property
     def waits_for_leader(self) -> bool:
         """Another sample is computing the prompt; its blocks will be shared."""
         leader = self.leader
         return leader is not None and not leader.gone and leader.computed < self.num_prompt - 1
-
-    @property
-    def wants_prompt_logprobs(self) -> bool:
-        return self.params.prompt_logprobs is not None and self.sample == 0
 
     @property
     def num_output(self) -> int:
@@ -171,7 +174,7 @@ class Request:
             self.finish is None
             and self.filter is None
             and not self.compiling
-            and not self.params.penalised
+            and not self.penalised
             and len(self.tokens) >= self.min_length
             and not (self.budget is not None and self.budget.following)
         )

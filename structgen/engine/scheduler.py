@@ -26,16 +26,35 @@ from structgen.plan import NewRow, PlanRow, StepPlan
 log = logs.get(__name__)
 
 
+class _Step:
+    """A plan in the making.  requests: whom its rows belong to.  budget: tokens that are left.
+
+    preempted: someone had to give up its blocks.
+    """
+
+    __slots__ = ("added", "budget", "preempted", "requests", "rows")
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.rows: list[PlanRow] = []
+        self.requests: list[Request] = []
+        self.added: list[NewRow] = []
+        self.preempted = False
+
+
 class Scheduler:
+    """planned: whom the rows of the last plan belong to."""
+
     def __init__(self, config: ResolvedConfig, kv: KVManager) -> None:
         self._config = config
         self._kv = kv
+        self.planned: list[Request] = []
         self._waiting: list[Request] = []
         self._running: list[Request] = []
         self._by_id: dict[str, Request] = {}
-        self._known_rows: dict[str, int] = {}  # id -> blocks that the model has been told of
         self._removed: list[str] = []
         self._step = 0
+        self._block_size = config.block_size
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -74,18 +93,18 @@ class Scheduler:
         queue.remove(request)
         request.gone = True
         self._kv.forget(request.id)
-        self._drop_row(request.id)
+        self._drop_row(request)
 
     def schedule(self) -> StepPlan:
         """Plan the next step; its rows are empty when nothing can be computed now."""
-        rows: list[PlanRow] = []
-        added: list[NewRow] = []
-        preempted = self._schedule_running(rows, added)
-        self._admit(rows, added, preempted=preempted)
-        if not rows:
+        step = _Step(self._config.max_num_batched_tokens)
+        self._schedule_running(step)
+        self._admit(step)
+        self.planned = step.requests
+        if not step.rows:
             return StepPlan(self._step, [], [], [])  # not run, so removals must wait for the next
         self._step += 1
-        plan = StepPlan(self._step, added, rows, self._removed)
+        plan = StepPlan(self._step, step.added, step.rows, self._removed)
         self._removed = []
         if self._config.check:
             self._check_plan(plan)
@@ -95,9 +114,9 @@ class Scheduler:
         """Record that a row of the last plan was computed."""
         before = request.computed
         assert row.start == before, f"{row.id}: row starts at {row.start}, computed is {before}"
-        request.computed += len(row.token_ids) - row.num_drafts
+        after = request.computed = before + len(row.token_ids) - row.num_drafts
         request.forwards += 1
-        self._kv.computed(request.id, request.tokens, before, request.computed)
+        self._kv.computed(request.id, request.tokens, before, after)
 
     def keep_draft(self, request: Request) -> None:
         """Record that the last token was a draft of the last plan, so that it is computed."""
@@ -126,54 +145,48 @@ class Scheduler:
             covered = len(self._kv.table(request.id)) * self._config.block_size
             assert covered >= request.computed
 
-    def _schedule_running(self, rows: list[PlanRow], added: list[NewRow]) -> bool:
-        """Give every running request with debt its share, in order; True if any was preempted."""
-        budget = self._config.max_num_batched_tokens
-        preempted = False
+    def _schedule_running(self, step: _Step) -> None:
+        """Give every running request with debt its share, in order."""
         for request in list(self._running):
-            if budget <= 0 or len(rows) >= self._config.max_num_seqs:
-                break
-            count = _share(request, budget)
-            if count <= 0 or not self._kv.table(request.id):  # parked, or preempted just now
+            if step.budget <= 0 or len(step.rows) >= self._config.max_num_seqs:
+                return
+            count = _share(request, step.budget)
+            table = self._kv.table(request.id)
+            if count <= 0 or not table:  # parked, or preempted just now
                 continue
-            while not self._kv.grow(request.id, request.computed + count):
-                preempted = True
-                if self._preempt(self._victim(rows)) is request:
-                    return True
-            row = self._row(request, count, added, budget)
-            rows.append(row)
-            budget -= len(row.token_ids)
-        return preempted
+            needed = request.computed + count
+            while needed > len(table) * self._block_size and not self._kv.grow(request.id, needed):
+                step.preempted = True
+                if self._preempt(self._victim(step)) is request:
+                    return
+            self._add_row(step, request, count, table)
 
-    def _admit(self, rows: list[PlanRow], added: list[NewRow], *, preempted: bool) -> None:
+    def _admit(self, step: _Step) -> None:
         """Move waiting requests into the running ones while tokens, seats and blocks last.
 
         Strictly in order, so that a large request is not overtaken for ever.  After a preemption
         nobody is admitted: the blocks just freed belong to those who needed them.
         """
-        if preempted:
+        if step.preempted or not self._waiting:
             return
-        budget = self._config.max_num_batched_tokens - sum(len(row.token_ids) for row in rows)
         seats = self._config.max_num_seqs - sum(not r.compiling for r in self._running)
         for request in list(self._waiting):
-            if budget <= 0 or seats <= 0 or len(rows) >= self._config.max_num_seqs:
+            if step.budget <= 0 or seats <= 0 or len(step.rows) >= self._config.max_num_seqs:
                 return
             if request.debt <= 0:
                 continue  # a one-token prompt whose constraint compiles: nothing to compute yet
             if request.waits_for_leader:
                 continue
-            if not self._place(request, rows):
+            if not self._place(request, step):
                 if request.compiling:
                     continue  # only computed ahead of time: it must not hold up the others
                 return
-            count = _share(request, budget)
+            count = _share(request, step.budget)
             if count > 0:  # zero when the prefix cache held all but the token that must wait
-                row = self._row(request, count, added, budget)
-                rows.append(row)
-                budget -= len(row.token_ids)
+                self._add_row(step, request, count, self._kv.table(request.id))
             seats -= not request.compiling
 
-    def _place(self, request: Request, rows: list[PlanRow]) -> bool:
+    def _place(self, request: Request, step: _Step) -> bool:
         """Give a waiting request its blocks, evicting parked requests if it is not one itself."""
         # The samples of one request share its prompt in any case.  A cached prefix has no logits,
         # so who wants the prompt's computes it.
@@ -181,7 +194,7 @@ class Scheduler:
         use_cache = shares and not request.wants_prompt_logprobs
         cached = self._kv.admit(request.id, request.tokens, use_cache=use_cache)
         while cached is None and not request.compiling:
-            parked = self._last_parked(rows)
+            parked = self._last_parked(step)
             if parked is None:
                 return False
             self._preempt(parked)
@@ -196,15 +209,15 @@ class Scheduler:
         bisect.insort(self._running, request, key=_order)
         return True
 
-    def _victim(self, rows: list[PlanRow]) -> Request:
+    def _victim(self, step: _Step) -> Request:
         """Choose who gives up its blocks: a parked request, else the one that ranks lowest.
 
         The latter, being last in order, is not yet part of this plan.
         """
-        return self._last_parked(rows) or self._running[-1]
+        return self._last_parked(step) or self._running[-1]
 
-    def _last_parked(self, rows: list[PlanRow]) -> Request | None:
-        planned = {row.id for row in rows}
+    def _last_parked(self, step: _Step) -> Request | None:
+        planned = {request.id for request in step.requests}
         for request in reversed(self._running):
             if request.compiling and request.debt <= 0 and request.id not in planned:
                 return request
@@ -214,7 +227,7 @@ class Scheduler:
         """Take a running request's blocks; its tokens are computed again when it comes back."""
         self._running.remove(request)
         self._kv.release(request.id)
-        self._drop_row(request.id)
+        self._drop_row(request)
         request.computed = 0
         request.drafts = []
         request.preemptions += 1
@@ -222,33 +235,39 @@ class Scheduler:
         log.debug("preempted", request=request.id, tokens=len(request.tokens))
         return request
 
-    def _drop_row(self, request_id: str) -> None:
-        if self._known_rows.pop(request_id, None) is not None:
-            self._removed.append(request_id)
+    def _drop_row(self, request: Request) -> None:
+        if request.known_blocks is not None:
+            request.known_blocks = None
+            self._removed.append(request.id)
 
-    def _row(self, request: Request, count: int, added: list[NewRow], budget: int) -> PlanRow:
+    def _add_row(self, step: _Step, request: Request, count: int, table: list[int]) -> None:
         """Plan `count` tokens of a request, and drafts behind them as far as there is room."""
-        samples = request.computed + count == len(request.tokens)
-        drafts = self._drafts(request, budget - count) if samples else []
-        known = self._known_rows.get(request.id)
+        start, tokens = request.computed, request.tokens
+        end = start + count
+        samples = end == len(tokens)
+        drafts: list[int] = []
+        if samples and request.drafts:
+            drafts = self._drafts(request, step.budget - count)
+        known = request.known_blocks
         if known is None:
             known = 0
-            added.append(self._new_row(request))
-        table = self._kv.table(request.id)
-        self._known_rows[request.id] = len(table)
-        start = request.computed
-        return PlanRow(
-            id=request.id,
-            start=start,
-            token_ids=request.tokens[start : start + count] + drafts,
-            new_block_ids=table[known:],
-            num_logits=1 + len(drafts) if samples else 0,
-            targets=(
-                request.tokens[start + 1 : min(start + count + 1, request.num_prompt)]
-                if request.wants_prompt_logprobs
-                else []
-            ),
+            step.added.append(self._new_row(request))
+        request.known_blocks = len(table)
+        targets: list[int] = []
+        if request.wants_prompt_logprobs:
+            targets = tokens[start + 1 : min(end + 1, request.num_prompt)]
+        step.rows.append(
+            PlanRow(
+                request.id,
+                start,
+                tokens[start:end] + drafts,
+                table[known:],
+                1 + len(drafts) if samples else 0,
+                targets,
+            )
         )
+        step.requests.append(request)
+        step.budget -= count + len(drafts)
 
     def _drafts(self, request: Request, room: int) -> list[int]:
         """Return the drafts of a request that can be computed without taking anyone's place."""
@@ -285,8 +304,10 @@ def _share(request: Request, budget: int) -> int:
     With the end of a prompt goes its last token, though it waits for the grammar: that may be there
     when the forward is over, and else the token is computed again.
     """
-    count = min(request.debt, budget)
-    return count + 1 if request.compiling and 0 < count == request.debt < budget else count
+    debt = request.debt
+    if debt > budget:
+        return budget
+    return debt + 1 if request.compiling and 0 < debt < budget else debt
 
 
 def _order(request: Request) -> tuple[int, float, int]:

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 import pytest
 from stub_engine import EOS, StubEngine
@@ -10,9 +10,15 @@ from text_engine import OBJECT, TEXTS, TextEngine, text_of
 from text_engine import ids as text_ids
 
 from structgen.constraints import Backend, Choice, JsonSchema
-from structgen.engine.confidence import MAX_DRAFTS, PROBE_EVERY, Confidence
+from structgen.engine.confidence import (
+    LOOK_EVERY,
+    MAX_DRAFTS,
+    MAX_FRUITLESS,
+    PROBE_EVERY,
+    Confidence,
+)
 from structgen.engine.drafts import usual
-from structgen.engine.ngrams import BORDER, Ngrams
+from structgen.engine.ngrams import BORDER, LONGEST, MAX_LOOKS, SHORTEST, Ngrams
 from structgen.engine.request import Request
 from structgen.engine.step_cost import StepCost
 from structgen.messages import Abort, EngineOutput, FinishReason
@@ -196,18 +202,68 @@ def test_what_followed_is_found_by_the_longest_match() -> None:
     assert ngrams.following([2, 3], 2) == (2, [])
 
 
+class Searched:
+    """What `Ngrams` says, by looking through the whole text."""
+
+    def __init__(self) -> None:
+        self.text: list[int] = []
+
+    def following(self, past: list[int], limit: int) -> tuple[int, list[int]]:
+        for size in range(min(LONGEST, len(past)), SHORTEST - 1, -1):
+            for place in range(len(self.text) - 1, size - 1, -1):
+                if self.text[place - size : place] == past[-size:]:
+                    follows = self.text[place : place + limit]
+                    return size, [*takewhile(lambda token: token != BORDER, follows)]
+        return 0, []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ngrams_find_what_a_search_of_the_text_finds(seed: int) -> None:
+    rng = random.Random(seed)
+    ngrams, searched = Ngrams(), Searched()
+    num_words = rng.choice([3, 5, 20])
+    while len(searched.text) < 3 * MAX_LOOKS:  # of more places, only the last are looked at
+        text = [rng.randrange(num_words) for _ in range(rng.randrange(12))]
+        text += [BORDER] * rng.randrange(2)
+        ngrams.extend(text)
+        searched.text += text
+        past = [rng.randrange(num_words) for _ in range(rng.randrange(7))]
+        limit = rng.randint(1, 5)
+        assert ngrams.following(past, limit) == searched.following(past, limit)
+
+
+def drafted(confidence: Confidence, cost: float) -> int:
+    """How many tokens are drafted where a guess is found."""
+    if not confidence.wants_look(cost):
+        return 0
+    confidence.looked(found=True)
+    return confidence.length(cost)
+
+
 def test_guesses_that_fail_are_given_up_and_tried_again() -> None:
     confidence = Confidence()
-    assert confidence.length(0.1) > 1
+    assert drafted(confidence, 0.1) > 1
     for _ in range(12):
         confidence.judged(4, 0)
-    assert confidence.length(0.6) == 0
     for _ in range(PROBE_EVERY):
-        confidence.judged(0, 0)
-    assert confidence.length(0.6) == 1
+        assert drafted(confidence, 0.6) == 0
+    assert drafted(confidence, 0.6) == 1
     for _ in range(12):
         confidence.judged(4, 4)
-    assert 4 < confidence.length(0.6) <= MAX_DRAFTS
+    assert 4 < drafted(confidence, 0.6) <= MAX_DRAFTS
+
+
+def test_where_no_guess_is_found_for_long_only_some_tokens_are_looked_at() -> None:
+    confidence = Confidence()
+    looks = 0
+    for _ in range(400):
+        if confidence.wants_look(0.1):
+            confidence.looked(found=False)
+            looks += 1
+    assert looks < 400 / LOOK_EVERY + MAX_FRUITLESS
+    found_at = next(token for token in range(100) if drafted(confidence, 0.1))
+    assert found_at < LOOK_EVERY
+    assert all(drafted(confidence, 0.1) for _ in range(10))
 
 
 def test_what_a_draft_costs_is_learnt_from_the_steps() -> None:
@@ -237,10 +293,10 @@ def test_guesses_that_go_on_failing_are_tried_less_and_less() -> None:
     confidence = Confidence()
     tried_at = []
     for token in range(1000):
-        drafted = confidence.length(0.6)
-        if drafted and token > 20:
+        num_drafts = drafted(confidence, 0.6)
+        if num_drafts and token > 20:
             tried_at.append(token)
-        confidence.judged(drafted, 0)
+        confidence.judged(num_drafts, 0)
     gaps = [second - first for first, second in pairwise(tried_at)]
     assert gaps == sorted(gaps)
     assert PROBE_EVERY < gaps[0] < gaps[-1] < 1000 / 4
