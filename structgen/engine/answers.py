@@ -54,7 +54,7 @@ class Answers:
     def _keep(
         self, request: Request, drafts: list[int], sampled: list[int], casualty: Casualty | None
     ) -> int | None:
-        """Commit what was sampled; return how many drafts were right, None: the casualty is true."""
+        """Commit what was sampled; return how many drafts were right; None: so is the casualty."""
         kept = 0
         for token in sampled:
             if casualty is not None and casualty.place == kept:

@@ -39,7 +39,7 @@ from structgen.errors import (
 from structgen.grammar.checks import Judged
 from structgen.grammar.compiler import Compiled
 from structgen.grammar.manager import GrammarManager
-from structgen.grammar.masks import Casualty, Place
+from structgen.grammar.masks import Casualty, Place, is_restricted
 from structgen.logprobs import TokenLogprobs
 from structgen.messages import (
     Abort,
@@ -207,7 +207,7 @@ class EngineCore:
         if not compiling:  # else it may have waited for that
             self._step_cost.took([len(row.token_ids) for row in plan.rows], step_s)
         self.last_step = StepTimes(
-            len(places),
+            len(plan.rows),
             result.forward_s,
             result.sample_s,
             mask_s,
@@ -489,13 +489,16 @@ class EngineCore:
 
 
 def _places(plan: StepPlan, requests: list[Request]) -> list[Place]:
-    """Return where the step samples, in the order of the logits.  requests: of the plan's rows."""
+    """Return where the step samples under a mask, in the order of the logits.
+
+    requests: of the plan's rows.
+    """
     places: list[Place] = []
     logit = 0
     for request, row in zip(requests, plan.rows, strict=True):
-        if row.num_logits:
+        if row.num_logits and (request.compiling or is_restricted(request)):
             places.append(Place(request, logit, row.drafts))
-            logit += row.num_logits
+        logit += row.num_logits
     return places
 
 

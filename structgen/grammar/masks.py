@@ -43,6 +43,13 @@ class Place(msgspec.Struct, frozen=True, gc=False):
     drafts: list[int]
 
 
+def is_restricted(request: Constrained) -> bool:
+    """Whether not every token may be sampled next; of who still compiles, that is not known."""
+    if request.matcher is not None or request.filter is not None:
+        return True
+    return len(request.tokens) < request.min_length and bool(request.stop_ids)
+
+
 class _MaskRows:
     """Rows of the buffer as they are given to logits rows."""
 
@@ -88,8 +95,9 @@ class Masks:
         """Make the masks of a step.
 
         places: who is sampled, in the order of the logits, at each behind the tokens and behind
-        each of the drafts.  wait: called once the masks of those that are ready are made; may make
-        others ready.  Those that still compile then have no mask.
+        each of the drafts; who is not restricted may be left out.  wait: called once the masks of
+        those that are ready are made; may make others ready.  Those that still compile then have
+        no mask.
         Every mask row that is returned allows at least one token: for a casualty, any; what is
         drawn for it is thrown away.  Leaves every matcher where it was.
         """
@@ -105,7 +113,7 @@ class Masks:
 
     def _fill(self, places: Sequence[Place], rows: _MaskRows) -> list[Casualty]:
         """Make the masks of those that are restricted."""
-        masked = [place for place in places if self._is_restricted(place.request)]
+        masked = [place for place in places if is_restricted(place.request)]
         requests = [place.request for place in masked]
         words = rows.take([place.logit for place in masked])
         casualties = self._fill_grammars(requests, words)
@@ -141,11 +149,6 @@ class Masks:
                 words[index:] = self._full
                 return [Casualty(request.id, _dead_end(request), place=index + 1)]
         return []
-
-    def _is_restricted(self, request: Constrained) -> bool:
-        if request.matcher is not None or request.filter is not None:
-            return True
-        return len(request.tokens) < request.min_length and bool(request.stop_ids)
 
     def _buffer(self, rows: int) -> bitmask.Words:
         """Return the first `rows` rows of the reused buffer, all zero."""
