@@ -69,8 +69,12 @@ def build_core(
     model: FoundModel,
     template: TemplateProcess | None,
     trace: Trace = OFF,
+    *,
+    seconds_per_output: float = 0.0,
 ) -> tuple[EngineCore, ModelInfo]:
     """Load a model and build the core around it.  template: where to compile, if not here.
+
+    seconds_per_output: see EngineCore.
 
     Raises ConfigError: the model cannot be loaded, or the options do not fit it.
     """
@@ -103,6 +107,7 @@ def build_core(
         drafters=drafts.usual() if config.drafts else (),
         salt=f"{info.folder}\0{info.dtype}\0{info.quantization}\0{info.kv_dtype}".encode(),
         head_start_s=USUAL_S if info.threads >= len(os.sched_getaffinity(0)) else 0.0,
+        seconds_per_output=seconds_per_output,
         overlap=config.overlap,
         trace=trace,
     )

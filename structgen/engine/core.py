@@ -29,12 +29,13 @@ from structgen.engine.head_start import HeadStart
 from structgen.engine.kv import KVManager
 from structgen.engine.request import Request
 from structgen.engine.scheduler import Scheduler
+from structgen.engine.step_cost import PROMPT_TOKENS
+from structgen.engine.telling import Telling
 from structgen.errors import (
     DuplicateRequest,
     InternalError,
     InvalidRequest,
     StructgenError,
-    to_wire,
 )
 from structgen.grammar.checks import Judged
 from structgen.grammar.compiler import Compiled
@@ -81,6 +82,7 @@ class EngineCore:
 
     eos_ids: what ends an answer unless ignore_eos.  drafters: who guesses at what comes next.
     head_start_s: how long a forward may wait for constraints if it is for nobody else.
+    seconds_per_output: how long to hold back what goes on (telling.py), for each that does.
     say: set by who can report in the midst of a step.  clock: steps are timed by it, in seconds.
     overlap False fills masks before the forward is launched, which is only good for measuring what
     overlap gains; it may change between steps.
@@ -97,6 +99,7 @@ class EngineCore:
         drafters: Sequence[Drafter] = (),
         salt: bytes = b"",
         head_start_s: float = 0.0,
+        seconds_per_output: float = 0.0,
         overlap: bool = True,
         trace: Trace = OFF,
         clock: Callable[[], float] = time.perf_counter,
@@ -121,7 +124,7 @@ class EngineCore:
         self._deadlines: list[tuple[float, str]] = []
         self._samples: dict[str, list[Request]] = {}  # by message id, those that have not ended
         self._sequence = 0
-        self._outputs: list[EngineOutput] = []
+        self._telling = Telling(seconds_per_output, clock)
         self._checked: list[Checked] = []
 
     def step(self, meanwhile: Callable[[], None] = lambda: None) -> list[EngineOutput]:
@@ -136,17 +139,19 @@ class EngineCore:
             meanwhile()
             with self._trace.span("head start"):
                 self._wait_for_compiles()
-            return self._take_outputs()
+            return self._tell()
         with self._trace.span("schedule"):
             plan = self.scheduler.schedule()
         if plan.rows:
             self._run(plan, meanwhile)
-        else:
-            meanwhile()
-            if not self._outputs and not self._checked and self.running:
-                with self._trace.span("idle"):
-                    self._wait()
-        return self._take_outputs()
+            return self._tell()
+        meanwhile()
+        outputs = self._tell(held_back=True)
+        if not outputs and not self._checked and self.running:
+            with self._trace.span("idle"):
+                self._wait()
+            outputs = self._tell()
+        return outputs
 
     def take_checked(self) -> list[Checked]:
         """Return the checks that were answered since the last call."""
@@ -184,6 +189,9 @@ class EngineCore:
             with self._trace.span("launch"):
                 self._executor.execute_model(plan, notify)
         meanwhile()
+        lengths = [len(row.token_ids) for row in plan.rows]
+        if self.say is not None and max(lengths) >= PROMPT_TOKENS:
+            self.say(self._tell(held_back=True))  # the step may take long
         mask_began = self._clock()
         with self._trace.span("masks", rows=len(places)):
             mask, casualties = self._grammars.masks.fill(
@@ -205,7 +213,7 @@ class EngineCore:
                     self._commit(request, row, output, lost.get(row.id), masked=masked)
         step_s = self._clock() - began
         if not compiling:  # else it may have waited for that
-            self._step_cost.took([len(row.token_ids) for row in plan.rows], step_s)
+            self._step_cost.took(lengths, step_s)
         self.last_step = StepTimes(
             len(plan.rows),
             result.forward_s,
@@ -217,6 +225,10 @@ class EngineCore:
         if self._config.check:
             self.check()
 
+    def _tell(self, *, held_back: bool = False) -> list[EngineOutput]:
+        """Return what there is to say.  held_back: also what might be said a little later."""
+        return self._telling.take(self.scheduler.requests(), held_back=held_back)
+
     def _await(self, compiling: list[Request], over: ForwardOver) -> None:
         """Wait for the constraints of these requests until the forward is over.
 
@@ -227,8 +239,8 @@ class EngineCore:
             while message != over and any(one.compiling and not one.gone for one in compiling):
                 message = self.inbox.get()
                 self._handle(message)
-                if self._outputs and self.say is not None:
-                    self.say(self._take_outputs())
+                if self._telling and self.say is not None:
+                    self.say(self._tell())
 
     def _wait_for_compiles(self) -> None:
         """Let constraints compile before the next forward, while that may wait."""
@@ -270,44 +282,20 @@ class EngineCore:
         except StructgenError as error:
             self._fail(request, error)
             return
-        new_ids = request.tokens[before:]
-        logprobs = output.logprobs[: len(new_ids)]
+        if output.logprobs:
+            request.untold_logprobs += output.logprobs[: len(request.tokens) - before]
         if fate is not None:
-            self._bury(request, fate, new_ids, logprobs)
-        elif new_ids or request.finish is not None:
-            self._report(request, new_ids, logprobs)
+            self._bury(request, fate)
+        elif request.finish is not None:
+            self._end(request)
+        elif request.is_urgent and len(request.tokens) > before:
+            self._telling.tell(request)
 
-    def _report(
-        self,
-        request: Request,
-        new_ids: list[int],
-        logprobs: list[TokenLogprobs],
-        detail: str = "",
-    ) -> None:
-        """Report new tokens and, if the request has finished, its end."""
-        ended = request.finish is not None
-        if request.reported and not ended:
-            self._outputs.append(_more(request, new_ids, logprobs))
-            return
-        self._outputs.append(
-            EngineOutput(
-                request.message_id,
-                new_ids,
-                finish=request.finish,
-                accepting=request.accepting,
-                stop_id=request.stop_id,
-                stats=request.stats(),
-                detail=detail,
-                index=request.sample,
-                logprobs=logprobs,
-                prompt_logprobs=[] if request.reported else request.prompt_logprobs,
-                closed=request.closed,
-            )
-        )
-        request.reported = True
-        if ended:
-            self._answers.ended(request)
-            self._forget(request)
+    def _end(self, request: Request, detail: str = "") -> None:
+        """Tell how an answer has ended, and forget its request."""
+        self._telling.tell(request, detail)
+        self._answers.ended(request)
+        self._forget(request)
 
     def _begin(self, request: Request) -> None:
         """Report what an answer begins with whatever is sampled, once its constraint is ready."""
@@ -319,8 +307,10 @@ class EngineCore:
         except StructgenError as error:
             self._fail(request, error)
             return
-        if len(request.tokens) > before or request.finish is not None:
-            self._report(request, request.tokens[before:], [])
+        if request.finish is not None:
+            self._end(request)
+        elif len(request.tokens) > before:
+            self._telling.tell(request)
 
     # -- beginnings and ends ----------------------------------------------------------------
 
@@ -372,9 +362,7 @@ class EngineCore:
         try:
             self._check(message)
         except StructgenError as error:
-            self._outputs.append(
-                EngineOutput(message.id, [], finish=FinishReason.ERROR, error=to_wire(error))
-            )
+            self._telling.refuse(message.id, error)
             return
         seed = message.params.seed
         seed = random.getrandbits(63) if seed is None else seed
@@ -437,42 +425,26 @@ class EngineCore:
                     self._end_in_time(request)
 
     def _end_in_time(self, request: Request) -> None:
-        before = len(request.tokens)
         try:
             self._answers.complete(request, FinishReason.TIME_LIMIT)
         except StructgenError as error:
             self._fail(request, error)
-            return
-        self._report(request, request.tokens[before:], [])
+        else:
+            self._end(request)
 
-    def _bury(
-        self,
-        request: Request,
-        casualty: Casualty,
-        new_ids: list[int],
-        logprobs: list[TokenLogprobs],
-    ) -> None:
+    def _bury(self, request: Request, casualty: Casualty) -> None:
         """End a request that no token is left to."""
         if casualty.error is not None:
             self._fail(request, casualty.error)
             return
         request.finish = FinishReason.DEAD_END
-        self._report(request, new_ids, logprobs, casualty.detail)
+        self._end(request, casualty.detail)
 
     def _fail(self, request: Request, error: StructgenError) -> None:
         """End a request, with all its samples, by an error; its neighbours go on."""
         if isinstance(error, InternalError):
             log.error("request failed", request=request.message_id, error=error.message)
-        self._outputs.append(
-            EngineOutput(
-                request.message_id,
-                [],
-                finish=FinishReason.ERROR,
-                stats=request.stats(),
-                error=to_wire(error),
-                index=request.sample,
-            )
-        )
+        self._telling.fail(request, error)
         self._abort(request.message_id)
 
     def _forget(self, request: Request) -> None:
@@ -482,10 +454,6 @@ class EngineCore:
             del self._samples[request.message_id]
         self._grammars.forget(request)
         self.scheduler.remove(request)
-
-    def _take_outputs(self) -> list[EngineOutput]:
-        outputs, self._outputs = self._outputs, []
-        return outputs
 
 
 def _places(plan: StepPlan, requests: list[Request]) -> list[Place]:
@@ -506,19 +474,3 @@ def _keep_prompt_logprobs(request: Request, start: int, logprobs: list[TokenLogp
     """Keep the logprobs of the tokens from start + 1 on; again, if they were preempted."""
     kept = request.prompt_logprobs or [None]
     request.prompt_logprobs = [*kept[: start + 1], *logprobs]
-
-
-def _more(request: Request, new_ids: list[int], logprobs: list[TokenLogprobs]) -> EngineOutput:
-    """Return what is said of tokens between the first and the end."""
-    stats = None
-    if request.params.stop:
-        # Stop strings are found by who reads this: any output may turn out to be the last.
-        stats = msgspec.structs.replace(request.stats(), constraint=None)
-    return EngineOutput(
-        request.message_id,
-        new_ids,
-        accepting=request.accepting,
-        stats=stats,
-        index=request.sample,
-        logprobs=logprobs,
-    )

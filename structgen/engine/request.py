@@ -30,6 +30,7 @@ class Request:
     stop_ids: every id that ends the answer.  limit: the length of `tokens` at which it must end,
     and limit_reason why.  compiling: the constraint is not ready, so no token can be sampled yet.
     leader: the request's first sample, which computes the prompt for all; None for that one.
+    told: the length of `tokens` that its client has been told of, with their log probabilities.
     known_blocks: how many of its blocks the model has been told of; None: it knows no such request.
     """
 
@@ -37,6 +38,7 @@ class Request:
         "accepted_tokens",
         "arrival",
         "bad_sequences",
+        "begun",
         "budget",
         "cached_tokens",
         "closed",
@@ -70,12 +72,13 @@ class Request:
         "penalised",
         "preemptions",
         "prompt_logprobs",
-        "reported",
         "sample",
         "seed",
         "stop_id",
         "stop_ids",
         "tokens",
+        "told",
+        "untold_logprobs",
         "wants_prompt_logprobs",
     )
 
@@ -133,7 +136,9 @@ class Request:
         self.ngrams: Ngrams | None = None
         self.confidence = Confidence()
         self.preemptions = 0
-        self.reported = False  # whether anything was said of it yet
+        self.begun = False  # whether anything was told of it yet
+        self.told = self.num_prompt
+        self.untold_logprobs: list[TokenLogprobs] = []
         self.first_scheduled_at: float | None = None
         self.first_token_at: float | None = None
 
@@ -147,6 +152,11 @@ class Request:
         """Another sample is computing the prompt; its blocks will be shared."""
         leader = self.leader
         return leader is not None and not leader.gone and leader.computed < self.num_prompt - 1
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether what comes next must be told at once: the first tokens, and all that may stop."""
+        return not self.begun or bool(self.params.stop)
 
     @property
     def num_output(self) -> int:
@@ -197,6 +207,12 @@ class Request:
         if len(self.tokens) >= self.limit:
             self.finish = self.limit_reason
         return self.finish is not None
+
+    def take_untold(self) -> tuple[list[int], list[TokenLogprobs]]:
+        """Return the tokens that have not been told, and their log probabilities: now they are."""
+        ids, self.told = self.tokens[self.told :], len(self.tokens)
+        logprobs, self.untold_logprobs = self.untold_logprobs, []
+        return ids, logprobs
 
     def stats(self) -> RequestStats:
         now = time.monotonic()

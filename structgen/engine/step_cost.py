@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 _MEMORY = 0.98  # of what is known, from one step to the next
 _LEAST_STEPS, _LEAST_SPREAD = 8.0, 4.0  # before a slope is believed: weight, and tokens squared
-_LONGEST = 16  # tokens of a row; of more, it is a prompt
+PROMPT_TOKENS = 16  # of a row: so many are of a prompt
 
 # Where nothing is learnt yet: as measured on CPUs with and without products of bytes, in parts of
 # what a step of hardly any tokens takes.
@@ -36,7 +36,7 @@ class StepCost:
 
     def took(self, lengths: Sequence[int], seconds: float) -> None:
         """Take in a step.  lengths: tokens of each row."""
-        if max(lengths, default=_LONGEST) >= _LONGEST:
+        if max(lengths, default=PROMPT_TOKENS) >= PROMPT_TOKENS:
             return
         num_rows, x, y = len(lengths), sum(lengths), seconds
         new = (1.0, x, y, x * x, x * y, y * y)

@@ -37,7 +37,6 @@ from structgen.errors import (
     StructgenError,
 )
 from structgen.frontend.checks import Checks, ConstraintCheck
-from structgen.frontend.gathering import Gathering
 from structgen.frontend.inputs import (
     GenerationInput,
     InputProcessor,
@@ -344,21 +343,12 @@ class AsyncLLM:
 
     async def _receive(self) -> None:
         loaded = self._require_loaded()
-        gathering, loop, next_look = loaded.gathering, asyncio.get_running_loop(), 0.0
         while True:
             message = await self._client.receive()
-            self._take(loaded, gathering.take(message.outputs))
-            if gathering and gathering.due_at > next_look:
-                next_look = gathering.due_at
-                loop.call_at(next_look, self._take_held, loaded)
+            self._take(loaded, message.outputs)
             for checked in message.checked:
                 self._checks.land(checked)
             await asyncio.sleep(0)  # receive() need not suspend; the callers must get their turn
-
-    def _take_held(self, loaded: _Loaded) -> None:
-        """Take what is held back, if nothing that came in time has taken it along."""
-        if loaded is self._loaded:
-            self._take(loaded, loaded.gathering.take(()))
 
     def _take(self, loaded: _Loaded, outputs: list[EngineOutput]) -> None:
         with self._trace.span("outputs", outputs=len(outputs)):
@@ -421,14 +411,13 @@ class AsyncLLM:
 class _Loaded:
     """What belongs to one run of the engine."""
 
-    __slots__ = ("gathering", "inputs", "model", "outputs", "tokenizer")
+    __slots__ = ("inputs", "model", "outputs", "tokenizer")
 
     def __init__(self, model: ModelInfo, tokenizer: Tokenizer) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.inputs = InputProcessor(tokenizer, model)
         self.outputs = OutputProcessor(tokenizer.token_bytes)
-        self.gathering = Gathering(self.outputs.has_stops)
 
 
 def _process_client(config: EngineConfig, trace: Trace) -> EngineClient:

@@ -126,13 +126,7 @@ class OutputProcessor:
                 for index in range(request.params.n)
             },
             Meter(request, self._clock),
-            bool(request.params.stop),
         )
-
-    def has_stops(self, engine_id: str) -> bool:
-        """Whether a request may end by a stop string, which the engine does not know of."""
-        request = self._requests.get(engine_id)
-        return request is not None and request.has_stops
 
     def discard(self, engine_id: str) -> bool:
         """Forget a request.  True if it was not over, so the engine must be told."""
@@ -196,7 +190,6 @@ class _Request(msgspec.Struct, gc=False):
     request_id: str
     answers: dict[int, Answer]
     meter: Meter
-    has_stops: bool
     begun: set[int] = msgspec.field(default_factory=set)
 
     def read(self, output: EngineOutput, speller: Speller) -> RequestOutput:
