@@ -146,6 +146,7 @@ class EngineOutput(_Message, frozen=True):
     """New tokens of one sample of a request, and its end.  A request has params.n samples.
 
     `accepting`: the constraint would accept the text as it stands after the last of `new_ids`.
+    `complete_at`: after how many of them it would too, where a stop string may end the text there.
     `stop_id`: the stop id that ended it; not part of new_ids.  `stats` comes with the first tokens
     and with the end; where a stop string may end it first, with every output, but for `constraint`.
     `detail` says which masks left nothing when the reason is DEAD_END.
@@ -166,6 +167,7 @@ class EngineOutput(_Message, frozen=True):
     logprobs: list[TokenLogprobs] = []
     prompt_logprobs: list[TokenLogprobs | None] = []
     closed: bool = False
+    complete_at: list[int] = []
 
 
 class Checked(_Message, frozen=True):

@@ -90,13 +90,19 @@ class Answers:
         if not self._grammars.affords(request, token):
             self._close(request)
             return True
-        complete = self._grammars.accept(request, token)
-        request.append(token)
+        complete = self._advance(request, token)
         if request.is_led_out:
             request.finish, request.closed = request.limit_reason, True
         elif complete:
             request.finish = FinishReason.CONSTRAINT_COMPLETE
         return request.finish is not None
+
+    def _advance(self, request: Request, token: int) -> bool:
+        """Commit a token that belongs to the text; return whether nothing may follow."""
+        request.note_complete()
+        complete = self._grammars.accept(request, token)
+        request.append(token)
+        return complete
 
     def _jump(self, request: Request) -> bool:
         """Append what comes next whatever is sampled; whether there was any."""
@@ -142,6 +148,5 @@ class Answers:
 
     def _follow_to_the_end(self, request: Request, way: list[int], reason: FinishReason) -> None:
         for token in way:
-            self._grammars.accept(request, token)
-            request.append(token)
+            self._advance(request, token)
         request.finish, request.closed = reason, True

@@ -13,6 +13,7 @@ What other engines keep as states (prefill, decode, waiting for a grammar) is th
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
 
 from structgen.engine.confidence import Confidence
 from structgen.engine.ngrams import Ngrams
@@ -24,6 +25,14 @@ from structgen.messages import ConstraintInfo, EngineRequest, FinishReason, Requ
 from structgen.params import JumpForward, SamplingParams
 
 
+class Untold(NamedTuple):
+    """New tokens of an answer, as an EngineOutput has them."""
+
+    ids: list[int]
+    logprobs: list[TokenLogprobs]
+    complete_at: list[int]
+
+
 class Request:
     """Tokens, debt and end of one sample of a request.
 
@@ -31,6 +40,7 @@ class Request:
     and limit_reason why.  compiling: the constraint is not ready, so no token can be sampled yet.
     leader: the request's first sample, which computes the prompt for all; None for that one.
     told: the length of `tokens` that its client has been told of, with their log probabilities.
+    complete_at: lengths of `tokens` from `told` on at which the constraint accepted the answer.
     known_blocks: how many of its blocks the model has been told of; None: it knows no such request.
     """
 
@@ -43,6 +53,7 @@ class Request:
         "cached_tokens",
         "closed",
         "compiling",
+        "complete_at",
         "computed",
         "confidence",
         "constraint_info",
@@ -139,6 +150,7 @@ class Request:
         self.begun = False  # whether anything was told of it yet
         self.told = self.num_prompt
         self.untold_logprobs: list[TokenLogprobs] = []
+        self.complete_at: list[int] = []
         self.first_scheduled_at: float | None = None
         self.first_token_at: float | None = None
 
@@ -208,11 +220,22 @@ class Request:
             self.finish = self.limit_reason
         return self.finish is not None
 
-    def take_untold(self) -> tuple[list[int], list[TokenLogprobs]]:
-        """Return the tokens that have not been told, and their log probabilities: now they are."""
-        ids, self.told = self.tokens[self.told :], len(self.tokens)
-        logprobs, self.untold_logprobs = self.untold_logprobs, []
-        return ids, logprobs
+    def note_complete(self) -> None:
+        """Keep in mind that the constraint accepts the answer as it stands, if it does.
+
+        Only where a stop string, which others look for, may end it here.
+        """
+        if self.params.stop and self.accepting:
+            self.complete_at.append(len(self.tokens))
+
+    def take_untold(self) -> Untold:
+        """Return what has not been told: from now on it has."""
+        told, self.told = self.told, len(self.tokens)
+        untold = Untold(
+            self.tokens[told:], self.untold_logprobs, [at - told for at in self.complete_at]
+        )
+        self.untold_logprobs, self.complete_at = [], []
+        return untold
 
     def stats(self) -> RequestStats:
         now = time.monotonic()

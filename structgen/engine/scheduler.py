@@ -25,6 +25,8 @@ from structgen.plan import NewRow, PlanRow, StepPlan
 
 log = logs.get(__name__)
 
+_NONE: list[int] = []  # of a plan, which is never changed
+
 
 class _Step:
     """A plan in the making.  requests: whom its rows belong to.  budget: tokens that are left.
@@ -116,14 +118,16 @@ class Scheduler:
         assert row.start == before, f"{row.id}: row starts at {row.start}, computed is {before}"
         after = request.computed = before + len(row.token_ids) - row.num_drafts
         request.forwards += 1
-        self._kv.computed(request.id, request.tokens, before, after)
+        if self._shares(request):
+            self._kv.computed(request.id, request.tokens, before, after)
 
     def keep_draft(self, request: Request) -> None:
         """Record that the last token was a draft of the last plan, so that it is computed."""
         before = request.computed
         request.computed += 1
         request.accepted_tokens += 1
-        self._kv.computed(request.id, request.tokens, before, request.computed)
+        if self._shares(request):
+            self._kv.computed(request.id, request.tokens, before, request.computed)
 
     def redo(self, request: Request) -> None:
         """Have the last token computed again: what was sampled behind it does not count."""
@@ -188,10 +192,8 @@ class Scheduler:
 
     def _place(self, request: Request, step: _Step) -> bool:
         """Give a waiting request its blocks, evicting parked requests if it is not one itself."""
-        # The samples of one request share its prompt in any case.  A cached prefix has no logits,
-        # so who wants the prompt's computes it.
-        shares = self._config.prefix_caching or request.leader is not None
-        use_cache = shares and not request.wants_prompt_logprobs
+        # A cached prefix has no logits, so who wants the prompt's computes it.
+        use_cache = self._shares(request) and not request.wants_prompt_logprobs
         cached = self._kv.admit(request.id, request.tokens, use_cache=use_cache)
         while cached is None and not request.compiling:
             parked = self._last_parked(step)
@@ -208,6 +210,10 @@ class Scheduler:
         self._waiting.remove(request)
         bisect.insort(self._running, request, key=_order)
         return True
+
+    def _shares(self, request: Request) -> bool:
+        """Whether blocks are shared with others; the samples of one request share its prompt."""
+        return self._config.prefix_caching or request.params.n > 1
 
     def _victim(self, step: _Step) -> Request:
         """Choose who gives up its blocks: a parked request, else the one that ranks lowest.
@@ -244,30 +250,25 @@ class Scheduler:
         """Plan `count` tokens of a request, and drafts behind them as far as there is room."""
         start, tokens = request.computed, request.tokens
         end = start + count
-        samples = end == len(tokens)
-        drafts: list[int] = []
-        if samples and request.drafts:
-            drafts = self._drafts(request, step.budget - count)
-        known = request.known_blocks
+        token_ids = tokens[start:end]
+        num_logits = 0
+        if end == len(tokens):
+            num_logits = 1
+            if request.drafts:
+                drafts = self._drafts(request, step.budget - count)
+                token_ids += drafts
+                num_logits += len(drafts)
+        known, request.known_blocks = request.known_blocks, len(table)
         if known is None:
             known = 0
             step.added.append(self._new_row(request))
-        request.known_blocks = len(table)
-        targets: list[int] = []
+        new_blocks = table[known:] if known < len(table) else _NONE
+        targets = _NONE
         if request.wants_prompt_logprobs:
             targets = tokens[start + 1 : min(end + 1, request.num_prompt)]
-        step.rows.append(
-            PlanRow(
-                request.id,
-                start,
-                tokens[start:end] + drafts,
-                table[known:],
-                1 + len(drafts) if samples else 0,
-                targets,
-            )
-        )
+        step.rows.append(PlanRow(request.id, start, token_ids, new_blocks, num_logits, targets))
         step.requests.append(request)
-        step.budget -= count + len(drafts)
+        step.budget -= len(token_ids)
 
     def _drafts(self, request: Request, room: int) -> list[int]:
         """Return the drafts of a request that can be computed without taking anyone's place."""

@@ -47,20 +47,21 @@ class Telling:
         if request.begun and request.finish is None:
             self._outputs.append(_more(request))
             return
-        ids, logprobs = request.take_untold()
+        untold = request.take_untold()
         self._outputs.append(
             EngineOutput(
                 request.message_id,
-                ids,
+                untold.ids,
                 finish=request.finish,
                 accepting=request.accepting,
                 stop_id=request.stop_id,
                 stats=request.stats(),
                 detail=detail,
                 index=request.sample,
-                logprobs=logprobs,
+                logprobs=untold.logprobs,
                 prompt_logprobs=[] if request.begun else request.prompt_logprobs,
                 closed=request.closed,
+                complete_at=untold.complete_at,
             )
         )
         request.begun = True
@@ -97,16 +98,17 @@ class Telling:
 
 def _more(request: Request) -> EngineOutput:
     """Return what there is to say of tokens between the first and the end."""
-    ids, logprobs = request.take_untold()
+    untold = request.take_untold()
     stats = None
     if request.params.stop:
         # Stop strings are found by who reads this: any output may turn out to be the last.
         stats = msgspec.structs.replace(request.stats(), constraint=None)
     return EngineOutput(
         request.message_id,
-        ids,
+        untold.ids,
         accepting=request.accepting,
         stats=stats,
         index=request.sample,
-        logprobs=logprobs,
+        logprobs=untold.logprobs,
+        complete_at=untold.complete_at,
     )

@@ -108,20 +108,26 @@ class Answer:
 
     def read(self, output: EngineOutput) -> Piece:
         """Add the tokens of `output`, up to the one that completes a stop string."""
-        text, ids = self._push(output.new_ids)
-        finish = self._finish(output, whole=len(ids) == len(output.new_ids))
+        text, ids = self._push(output)
+        finish = self._finish(output)
         if finish is not None and finish.stop_string is None:
             text += self._flush()
         return Piece(text, ids, finish)
 
-    def _push(self, new_ids: list[int]) -> tuple[str, list[int]]:
+    def _push(self, output: EngineOutput) -> tuple[str, list[int]]:
         """Return the text that is certain now, and the ids that count."""
-        if self._scanner is None:
+        new_ids, scanner = output.new_ids, self._scanner
+        if scanner is None:
             return self._decode(new_ids), new_ids
+        complete_at = {*output.complete_at, *([len(new_ids)] if output.accepting else ())}
         pieces: list[str] = []
+        if 0 in complete_at:
+            self._complete_at.append(scanner.seen)
         for count, id in enumerate(new_ids, 1):
-            pieces.append(self._scan(self._scanner, self._decode((id,))))
-            if self._scanner.matched is not None:
+            pieces.append(self._scan(scanner, self._decode((id,))))
+            if count in complete_at:
+                self._complete_at.append(scanner.seen)
+            if scanner.matched is not None:
                 return "".join(pieces), new_ids[:count]
         return "".join(pieces), new_ids
 
@@ -144,11 +150,8 @@ class Answer:
         held = self._scanner.flush() if self._scanner is not None else ""
         return held + self._detokenizer.flush()
 
-    def _finish(self, output: EngineOutput, *, whole: bool) -> Finish | None:
-        """whole: all of the output's ids count, so `accepting` speaks of the text seen."""
+    def _finish(self, output: EngineOutput) -> Finish | None:
         scanner = self._scanner
-        if scanner is not None and output.accepting and whole:
-            self._complete_at.append(scanner.seen)
         if scanner is not None and scanner.matched is not None:
             return Finish(
                 reason=FinishReason.STOP_STRING,

@@ -84,6 +84,7 @@ class Masks:
         # Masks that `is_at_end` had to look at already, by request id, for the next `fill`.
         self._peeked: dict[str, bitmask.Words] = {}
         self._full = bitmask.full(vocab_size)
+        self._nothing = _MaskRows(self._words[:0]).bitmask()
 
     def forget(self, request_id: str) -> None:
         """Drop what is known of where a request was."""
@@ -101,6 +102,8 @@ class Masks:
         Every mask row that is returned allows at least one token: for a casualty, any; what is
         drawn for it is thrown away.  Leaves every matcher where it was.
         """
+        if not places:
+            return self._nothing, []
         rows = _MaskRows(self._buffer(sum(1 + len(place.drafts) for place in places)))
         waiting = [place for place in places if place.request.compiling]
         ready = [place for place in places if not place.request.compiling]

@@ -450,3 +450,23 @@ def test_counters_are_up_to_date_wherever_a_stop_string_may_end_an_answer() -> N
     usage = engine.answers["a"].usage
     assert usage is not None
     assert usage.accepted_tokens == accepted[-1] > accepted[0]
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_where_a_stop_may_end_a_text_is_told_for_each_token_however_many_a_step_brings(
+    drafts: bool,
+) -> None:
+    answer = ids("ABCDEFG")
+    engine = StubEngine(saying(answer), drafts=drafts, drafters=[Fixed(answer)])
+    options = ("AB", "ABCD", "ABCDEFG", "ABX", "ABCDX")
+    engine.add("a", [1], constraint=Choice(options), stop=("#",), jump_forward=JumpForward.OFF)
+    complete, told, longest = set(), 0, 0
+    while "a" not in engine.ends:
+        for output in engine.step():
+            complete |= {told + count for count in output.complete_at}
+            longest = max(longest, len(output.new_ids))
+            told += len(output.new_ids)
+            complete |= {told} if output.accepting else set()
+    assert engine.tokens["a"] == answer
+    assert complete == {2, 4, 7}
+    assert (longest > 2) is drafts

@@ -243,6 +243,28 @@ def test_a_stop_string_leaves_a_complete_text_only_where_the_constraint_accepted
     assert finish.constraint_status is status
 
 
+@pytest.mark.parametrize("stop", ["}", "]", "}]", "{", "x"])
+@pytest.mark.parametrize("include", [False, True])
+def test_how_tokens_came_in_groups_decides_nothing_about_a_text_that_a_stop_ends(stop, include):
+    ids = list(b"x{}]x")
+    accepted = {0, 1, 3, 4}  # after how many ids
+    params = SamplingParams(constraint=JsonObject(), stop=(stop,), include_stop=include)
+    seen = set()
+    for borders in range(2 ** (len(ids) - 1)):
+        ends = [at for at in range(1, len(ids)) if borders >> (at - 1) & 1] + [len(ids)]
+        outputs = []
+        for start, end in itertools.pairwise([0, *ends]):
+            within = [at - start for at in range(start, end) if at in accepted]
+            outputs.append(
+                EngineOutput("e", ids[start:end], accepting=end in accepted, complete_at=within)
+            )
+        whole = answer(params, outputs)
+        seen.add((whole.text, whole.finish))
+    assert len(seen) == 1, seen
+    ((text, finish),) = seen
+    assert (finish.constraint_status is ConstraintStatus.COMPLETE) is (len(text) in accepted)
+
+
 def test_usage_and_timings_come_first_and_last_with_the_engines_figures():
     info = ConstraintInfo("xgrammar", 0.5, False, "key")
     first = RequestStats(
