@@ -144,14 +144,12 @@ class EngineCore:
             plan = self.scheduler.schedule()
         if plan.rows:
             self._run(plan, meanwhile)
-            return self._tell()
-        meanwhile()
-        outputs = self._tell(held_back=True)
-        if not outputs and not self._checked and self.running:
-            with self._trace.span("idle"):
-                self._wait()
-            outputs = self._tell()
-        return outputs
+        else:
+            meanwhile()
+            if not self._telling and not self._checked and self.running:
+                with self._trace.span("idle"):
+                    self._wait()
+        return self._tell()
 
     def take_checked(self) -> list[Checked]:
         """Return the checks that were answered since the last call."""

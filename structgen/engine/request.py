@@ -231,11 +231,12 @@ class Request:
     def take_untold(self) -> Untold:
         """Return what has not been told: from now on it has."""
         told, self.told = self.told, len(self.tokens)
-        untold = Untold(
-            self.tokens[told:], self.untold_logprobs, [at - told for at in self.complete_at]
-        )
-        self.untold_logprobs, self.complete_at = [], []
-        return untold
+        logprobs, complete_at = self.untold_logprobs, self.complete_at
+        if logprobs:
+            self.untold_logprobs = []
+        if complete_at:
+            self.complete_at = []
+        return Untold(self.tokens[told:], logprobs, [at - told for at in complete_at])
 
     def stats(self) -> RequestStats:
         now = time.monotonic()

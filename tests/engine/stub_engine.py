@@ -237,11 +237,14 @@ class StubEngine:
         executor: StubExecutor | None = None,
         eos: Sequence[int] = (EOS,),
         head_start_s: float = 0.0,
+        seconds_per_output: float = 0.0,
+        clock: Callable[[], float] = lambda: 0.0,
         **options: object,
     ) -> None:
         """jump: append what a constraint forces.  drafts: guess, with the usual drafters unless
         others are given.  backends: over VOCAB tokens, instead of the toy one.  executor: in place
-        of one that follows the script.  eos: the model's stop ids.
+        of one that follows the script.  eos: the model's stop ids.  clock: stands still, so that
+        how much is guessed does not depend on how busy the machine is.
         """
         settings: dict[str, object] = {
             "block_size": 4,
@@ -274,7 +277,8 @@ class StubEngine:
             eos_ids=frozenset(eos),
             drafters=(drafters or usual()) if drafts else (),
             head_start_s=head_start_s,
-            clock=lambda: 0.0,  # how much is guessed must not depend on how busy the machine is
+            seconds_per_output=seconds_per_output,
+            clock=clock,
         )
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, EngineOutput] = {}
