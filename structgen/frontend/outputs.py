@@ -197,16 +197,20 @@ class _Request(msgspec.Struct, gc=False):
         self.meter.read(output, len(ids))
         begins = output.stats is not None and output.index not in self.begun
         self.begun.add(output.index)
-        report = finish is not None or begins
-        return RequestOutput(
+        piece = RequestOutput(
             request_id=self.request_id,
             index=output.index,
             text=text,
             token_ids=ids,
-            logprobs=speller.spell(output.logprobs[: len(ids)]),
+            logprobs=speller.spell(output.logprobs[: len(ids)]) if output.logprobs else [],
             prompt_logprobs=speller.spell_prompt(output.prompt_logprobs),
             finish=finish,
-            usage=self.meter.usage() if report else None,
-            timings=self.meter.timings() if report else None,
-            constraint=self.meter.constraint if report else None,
+        )
+        if finish is None and not begins:
+            return piece
+        return msgspec.structs.replace(
+            piece,
+            usage=self.meter.usage(),
+            timings=self.meter.timings(),
+            constraint=self.meter.constraint,
         )

@@ -79,16 +79,18 @@ def to_delta(
     output: RequestOutput, options: generation_pb2.ResponseOptions
 ) -> generation_service_pb2.StreamGenerateResponse | None:
     """Build the event for new text or tokens; None if there is nothing to tell."""
-    token_ids = output.token_ids if options.token_ids else ()
-    if not output.text and not token_ids and not output.logprobs:
+    wants_ids = bool(output.token_ids) and options.token_ids
+    if not output.text and not wants_ids and not output.logprobs:
         return None
-    delta = generation_service_pb2.Delta(
-        index=output.index,
-        text=output.text,
-        token_ids=token_ids,
-        logprobs=_all_logprobs(output.logprobs),
-    )
-    return generation_service_pb2.StreamGenerateResponse(delta=delta)
+    event = generation_service_pb2.StreamGenerateResponse()
+    delta = event.delta  # filled where it is: that takes a third of building and copying it
+    delta.index = output.index
+    delta.text = output.text
+    if wants_ids:
+        delta.token_ids.extend(output.token_ids)
+    if output.logprobs:
+        delta.logprobs.extend(_all_logprobs(output.logprobs))
+    return event
 
 
 def to_finished(output: RequestOutput) -> generation_service_pb2.StreamGenerateResponse:
