@@ -29,7 +29,7 @@ from structgen.engine.head_start import HeadStart
 from structgen.engine.kv import KVManager
 from structgen.engine.request import Request
 from structgen.engine.scheduler import Scheduler
-from structgen.engine.step_cost import PROMPT_TOKENS
+from structgen.engine.step_cost import has_prompt
 from structgen.engine.telling import Telling
 from structgen.errors import (
     DuplicateRequest,
@@ -178,8 +178,8 @@ class EngineCore:
         places = _places(plan, requests)
         compiling = [
             request
-            for request, row in zip(requests, plan.rows, strict=True)
-            if request.compiling and row.num_logits
+            for place in places
+            if (request := self.scheduler.require(place.request.id)).compiling
         ]
         over = ForwardOver(plan.step)
         if self.overlap:
@@ -188,7 +188,7 @@ class EngineCore:
                 self._executor.execute_model(plan, notify)
         meanwhile()
         lengths = [len(row.token_ids) for row in plan.rows]
-        if self.say is not None and max(lengths) >= PROMPT_TOKENS:
+        if self.say is not None and has_prompt(lengths):
             self.say(self._tell(held_back=True))  # the step may take long
         mask_began = self._clock()
         with self._trace.span("masks", rows=len(places)):

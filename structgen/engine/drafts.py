@@ -94,11 +94,11 @@ class Drafts:
     def propose(self, request: Request, num_rows: int) -> list[int]:
         """Return what the next step of a request may be computed with, for verification."""
         cost = self.cost.of_draft(num_rows)
-        if not request.confidence.wants_look(cost):
+        room = min(MAX_DRAFTS, request.limit - len(request.tokens) - 1)
+        if room <= 0 or not request.confidence.wants_look(cost):
             return []
         longest, best = 0, list[int]()
-        room = min(MAX_DRAFTS, request.limit - len(request.tokens) - 1)
-        for drafter in self._drafters if room > 0 else ():
+        for drafter in self._drafters:
             match, guess = drafter.propose(request, room)
             if match > longest:
                 longest, best = match, guess

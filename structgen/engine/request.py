@@ -48,7 +48,6 @@ class Request:
         "accepted_tokens",
         "arrival",
         "bad_sequences",
-        "begun",
         "budget",
         "cached_tokens",
         "closed",
@@ -147,7 +146,6 @@ class Request:
         self.ngrams: Ngrams | None = None
         self.confidence = Confidence()
         self.preemptions = 0
-        self.begun = False  # whether anything was told of it yet
         self.told = self.num_prompt
         self.untold_logprobs: list[TokenLogprobs] = []
         self.complete_at: list[int] = []
@@ -164,6 +162,11 @@ class Request:
         """Another sample is computing the prompt; its blocks will be shared."""
         leader = self.leader
         return leader is not None and not leader.gone and leader.computed < self.num_prompt - 1
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything was told of it yet."""
+        return self.told > self.num_prompt
 
     @property
     def is_urgent(self) -> bool:

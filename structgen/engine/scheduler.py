@@ -56,7 +56,6 @@ class Scheduler:
         self._by_id: dict[str, Request] = {}
         self._removed: list[str] = []
         self._step = 0
-        self._block_size = config.block_size
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -158,8 +157,7 @@ class Scheduler:
             table = self._kv.table(request.id)
             if count <= 0 or not table:  # parked, or preempted just now
                 continue
-            needed = request.computed + count
-            while needed > len(table) * self._block_size and not self._kv.grow(request.id, needed):
+            while not self._kv.grow(request.id, request.computed + count):
                 step.preempted = True
                 if self._preempt(self._victim(step)) is request:
                     return
@@ -285,7 +283,7 @@ class Scheduler:
             request.seed,
             request.sample,
             request.num_prompt,
-            request.tokens[: request.computed] if request.params.penalised else [],
+            request.tokens[: request.computed] if request.penalised else [],
         )
 
     def _check_plan(self, plan: StepPlan) -> None:

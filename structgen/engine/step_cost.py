@@ -16,11 +16,16 @@ from collections.abc import Sequence
 
 _MEMORY = 0.98  # of what is known, from one step to the next
 _LEAST_STEPS, _LEAST_SPREAD = 8.0, 4.0  # before a slope is believed: weight, and tokens squared
-PROMPT_TOKENS = 16  # of a row: so many are of a prompt
+_PROMPT_TOKENS = 16  # of a row: so many are of a prompt
 
 # Where nothing is learnt yet: as measured on CPUs with and without products of bytes, in parts of
 # what a step of hardly any tokens takes.
 _TOKEN, _ROW = 0.09, 0.13
+
+
+def has_prompt(lengths: Sequence[int]) -> bool:
+    """Whether a step computes a part of a prompt.  lengths: tokens of each row, of one at least."""
+    return max(lengths) >= _PROMPT_TOKENS
 
 
 class StepCost:
@@ -36,7 +41,7 @@ class StepCost:
 
     def took(self, lengths: Sequence[int], seconds: float) -> None:
         """Take in a step.  lengths: tokens of each row."""
-        if max(lengths, default=PROMPT_TOKENS) >= PROMPT_TOKENS:
+        if not lengths or has_prompt(lengths):
             return
         num_rows, x, y = len(lengths), sum(lengths), seconds
         new = (1.0, x, y, x * x, x * y, y * y)

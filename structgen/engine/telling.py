@@ -47,7 +47,7 @@ class Telling:
         if request.begun and request.finish is None:
             self._outputs.append(_more(request))
             return
-        untold = request.take_untold()
+        begins, untold = not request.begun, request.take_untold()
         self._outputs.append(
             EngineOutput(
                 request.message_id,
@@ -59,12 +59,11 @@ class Telling:
                 detail=detail,
                 index=request.sample,
                 logprobs=untold.logprobs,
-                prompt_logprobs=[] if request.begun else request.prompt_logprobs,
+                prompt_logprobs=request.prompt_logprobs if begins else [],
                 closed=request.closed,
                 complete_at=untold.complete_at,
             )
         )
-        request.begun = True
 
     def fail(self, request: Request, error: StructgenError) -> None:
         """Tell how a request failed, and what there was of its answer, if that has begun."""

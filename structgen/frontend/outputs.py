@@ -202,7 +202,7 @@ class _Request(msgspec.Struct, gc=False):
             index=output.index,
             text=text,
             token_ids=ids,
-            logprobs=speller.spell(output.logprobs[: len(ids)]) if output.logprobs else [],
+            logprobs=speller.spell(output.logprobs[: len(ids)]),
             prompt_logprobs=speller.spell_prompt(output.prompt_logprobs),
             finish=finish,
         )
