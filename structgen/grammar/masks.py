@@ -96,9 +96,9 @@ class Masks:
         """Make the masks of a step.
 
         places: who is sampled, in the order of the logits, at each behind the tokens and behind
-        each of the drafts; who is not restricted may be left out.  wait: called once the masks of
-        those that are ready are made; may make others ready.  Those that still compile then have
-        no mask.
+        each of the drafts, if that is restricted, or may be once a constraint has compiled.
+        wait: called once the masks of those that are ready are made; may make others ready.  Those
+        that still compile then have no mask.
         Every mask row that is returned allows at least one token: for a casualty, any; what is
         drawn for it is thrown away.  Leaves every matcher where it was.
         """
@@ -115,17 +115,16 @@ class Masks:
         return rows.bitmask(), casualties
 
     def _fill(self, places: Sequence[Place], rows: _MaskRows) -> list[Casualty]:
-        """Make the masks of those that are restricted."""
-        masked = [place for place in places if is_restricted(place.request)]
-        requests = [place.request for place in masked]
-        words = rows.take([place.logit for place in masked])
+        """Make the masks of those whose constraint is ready."""
+        requests = [place.request for place in places]
+        words = rows.take([place.logit for place in places])
         casualties = self._fill_grammars(requests, words)
         for request, row in zip(requests, words, strict=True):
             self._fold(request, row, request.matcher)
             if not row.any():
                 casualties.append(Casualty(request.id, _dead_end(request)))
         broken = {casualty.request_id for casualty in casualties}
-        for place, row in zip(masked, words, strict=True):
+        for place, row in zip(places, words, strict=True):
             if place.request.id in broken:
                 row[:] = self._full
             elif place.drafts:
