@@ -35,6 +35,7 @@ log = logs.get(__name__)
 
 PATIENCE_S = 0.02  # most jobs take some milliseconds
 LONG_S = 0.05
+LONG_IN_TURNS_S = 1.0  # the same, of a small part of a processor
 MAX_ASIDE = 4  # long jobs that short ones do not wait for
 SCARCE_S = 30.0  # for so long, what starved a worker may starve others
 
@@ -134,17 +135,17 @@ class IsolatedWorkshop:
         with self._young:
             worker.begin(job)
             is_over = worker.answers_within(PATIENCE_S)
-        if not is_over:
-            self._give_way(worker)
-            if not worker.answers_within(LONG_S - PATIENCE_S):
-                place.step_aside()
-                if worker.is_lowest:
-                    worker.require_time()
-        return worker.finish()
-
-    def _give_way(self, worker: WorkerProcess) -> None:
+        if is_over:
+            return worker.finish()
         if time.monotonic() < self._scarce_until or not worker.lower():
-            self._turns.join(worker)
+            with self._turns.taken_by(worker):
+                if not worker.answers_within(LONG_IN_TURNS_S):
+                    place.step_aside()
+                return worker.finish()
+        if not worker.answers_within(LONG_S - PATIENCE_S):
+            place.step_aside()
+            worker.require_time()
+        return worker.finish()
 
     def _require_alive(self, worker: WorkerProcess | None) -> WorkerProcess:
         """Raises TemplateLost: there is none, and no way to have one."""
@@ -188,11 +189,9 @@ class IsolatedWorkshop:
 
     def _dismiss(self, worker: WorkerProcess) -> None:
         """Have a worker end, without waiting: at lowest priority that may take a while."""
-        self._turns.leave(worker)
         threading.Thread(target=self._end, args=(worker,), daemon=True).start()
 
     def _end(self, worker: WorkerProcess) -> None:
-        self._turns.leave(worker)
         worker.end()
         with self._lock:
             self._live.discard(worker)
@@ -201,9 +200,16 @@ class IsolatedWorkshop:
         """Return what a lost worker means for its job: nothing else was in that process."""
         field, limit_s = field_of_job(job), self._limits.time_s
         code = loss.end.exit_code if loss.end else None
-        if loss.overdue or code == -signal.SIGPROF:
+        if code == -signal.SIGPROF:
             return LimitExceeded(
                 f"{name_of(job)} takes more than compile_time_s, {limit_s:g} s",
+                field=field,
+            )
+        if loss.overdue is not None:
+            return LimitExceeded(
+                f"{name_of(job)} takes too long on a busy machine: in {loss.overdue.clock_s:.1f} s "
+                f"it had {loss.overdue.processor_s:.2f} s of a processor (compile_time_s is "
+                f"{limit_s:g} s)",
                 field=field,
             )
         if loss.end and _ran_out_of_memory(loss.end):

@@ -5,7 +5,9 @@
 
 This is for jobs that what others leave over is not enough for.  Niceness alone does not do it: of
 three threads on two processors, two of the forward may share one for a tenth of a second while the
-nicest has the other.  Slices are short and come often, so that each step loses a little.
+nicest has the other.  Slices are short and come often, so that each step loses a little.  A turn is
+many of them, enough for most jobs: by single slices, jobs that came together would all end late,
+and where that is too late for one it would be for all.
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 ROUND_S = 0.015
 SLICE_S = 0.003
+SLICES = 40  # of a turn
 # Of one processor, what an idle process may use.  More may be a forward that a job has squeezed on
 # to one processor, which must not be taken for a processor to spare.
 IDLE_USE = 0.5
@@ -41,23 +45,25 @@ class Turns:
     def __init__(self, count_spare: Callable[[], int] | None = None) -> None:
         self._count_spare = count_spare or Load().count_spare
         self._changed = threading.Condition()  # of what follows
-        self._workers: list[Pausable] = []
+        self._workers: list[Pausable] = []  # whose turn it is first
+        self._running: list[Pausable] = []
+        self._slices = 0  # that those have had of their turn
         self._spare = 0
         self._closed = False
         threading.Thread(target=self._run, name="turns", daemon=True).start()
 
-    def join(self, worker: Pausable) -> None:
-        """Have a worker that is busy take turns."""
+    @contextmanager
+    def taken_by(self, worker: Pausable) -> Iterator[None]:
+        """Have a worker that is busy take turns; afterwards it runs."""
         with self._changed:
             self._workers.append(worker)
             if not self._spare:
                 worker.pause()
             self._changed.notify()
-
-    def leave(self, worker: Pausable) -> None:
-        """Leave a worker alone, running, if it took turns."""
-        with self._changed:
-            if worker in self._workers:
+        try:
+            yield
+        finally:
+            with self._changed:
                 self._workers.remove(worker)
                 worker.go_on()
 
@@ -85,9 +91,13 @@ class Turns:
             return not self._closed
 
     def _next(self, count: int) -> list[Pausable]:
-        """Let those run that have waited longest."""
+        """Let those run whose turn it is."""
         running, waiting = self._workers[:count], self._workers[count:]
-        self._workers = waiting + running
+        if running != self._running:
+            self._running, self._slices = running, 0
+        self._slices += 1
+        if self._slices == SLICES:
+            self._workers, self._slices = waiting + running, 0
         for worker in waiting:
             worker.pause()
         for worker in running:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 from structgen.grammar import BACKENDS, frames, load_backend
 from structgen.grammar.base import Vocabulary
@@ -48,6 +48,13 @@ STARVED_SHARE = 0.01  # of a processor, less than that
 TEMPLATE_TIMEOUT_S = 60.0
 
 
+class Overdue(NamedTuple):
+    """What a job had taken."""
+
+    clock_s: float
+    processor_s: float
+
+
 class TemplateLost(Exception):
     """The template has ended, or does not answer."""
 
@@ -55,11 +62,10 @@ class TemplateLost(Exception):
 class WorkerLost(Exception):
     """A worker ended in the midst of a job.
 
-    end: None if nobody knows how.  overdue: it was still there after its time limit, and was
-    killed.
+    end: None if nobody knows how.  overdue: it was killed, at its time limit by the clock.
     """
 
-    def __init__(self, end: Ended | None, *, overdue: bool = False) -> None:
+    def __init__(self, end: Ended | None, *, overdue: Overdue | None = None) -> None:
         super().__init__(end)
         self.end = end
         self.overdue = overdue
@@ -228,7 +234,8 @@ class WorkerProcess:
         self._template = template
         self._connection = connection
         self._clock_limit_s = CLOCK_LIMIT * limits.time_s
-        self._began = 0.0
+        self._began = 0.0  # by the clock, and of the time of the processor that it has had
+        self._began_processor_s = 0.0
         # Unlike its id, this is never another's; only `end` has it reaped, so it is there still.
         self._handle = os.pidfd_open(pid)
         self.is_lowest = False
@@ -245,7 +252,7 @@ class WorkerProcess:
 
     def begin(self, job: Job) -> None:
         """Have it do a job.  Raises WorkerLost: nothing more can be asked of it."""
-        self._began = time.monotonic()
+        self._began, self._began_processor_s = time.monotonic(), self._processor_s()
         self._connection.settimeout(self._clock_limit_s)
         try:
             frames.send(self._connection, encode(job))
@@ -265,8 +272,9 @@ class WorkerProcess:
         """Wait for the answer.  Raises WorkerLost: nothing more can be asked of it."""
         left_s = self._clock_limit_s - (time.monotonic() - self._began)
         if not self.answers_within(max(0.0, left_s)):
+            had_s = self._processor_s() - self._began_processor_s
             self.kill()
-            raise WorkerLost(None, overdue=True)
+            raise WorkerLost(None, overdue=Overdue(self._clock_limit_s, had_s))
         try:
             message = frames.receive(self._connection)
         except OSError:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import select
 import signal
 import threading
@@ -31,6 +33,8 @@ from structgen.grammar.workshop import LocalWorkshop
 LIMITS = Limits(time_s=0.7, memory_bytes=256 << 20)
 # Its automaton has 2**31 states.
 ENDLESS = Regex("(?:a|b)*a(?:a|b){30}", backend=Backend.OUTLINES_CORE)
+# Of this one 2**13, which takes some 50 ms.
+LONG = Regex("(?:a|b)*a(?:a|b){12}", backend=Backend.OUTLINES_CORE)
 
 
 def build(limits: Limits) -> IsolatedWorkshop:
@@ -68,6 +72,14 @@ def templates() -> list[psutil.Process]:
 
 def workers() -> list[psutil.Process]:
     return [one for one in processes() if one.ppid() != os.getpid()]
+
+
+def is_one_stopped() -> bool:
+    for worker in workers():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            if worker.status() == psutil.STATUS_STOPPED:
+                return True
+    return False
 
 
 def kill(pid: int) -> None:
@@ -155,7 +167,8 @@ def test_a_worker_that_cannot_end_itself_is_killed(workshop: IsolatedWorkshop) -
     stopper = while_it_compiles(workshop, signal.SIGSTOP)
     error = fails(workshop, ENDLESS)
     stopper.join()
-    assert "compile_time_s" in error.message
+    assert re.search(r"in 1\.4 s it had 0\.\d\d s of a processor", error.message)
+    assert "compile_time_s is 0.7 s" in error.message
     assert_serves(workshop)
 
 
@@ -243,13 +256,33 @@ def test_a_lost_template_is_replaced_when_it_is_needed(workshop: IsolatedWorksho
     assert_serves(workshop)
 
 
-def test_a_worker_that_gets_no_time_at_lowest_priority_makes_way_for_another(
-    workshop: IsolatedWorkshop,
-) -> None:
+def starve(workshop: IsolatedWorkshop) -> None:
+    """Have a worker get no time at lowest priority; for a while, others take turns."""
     workshop.warm_up()
     for worker in workers():
         worker.suspend()
     assert_serves(workshop)
+
+
+def test_a_worker_that_gets_no_time_at_lowest_priority_makes_way_for_another(
+    workshop: IsolatedWorkshop,
+) -> None:
+    starve(workshop)
+    assert_serves(workshop)
+
+
+def test_a_worker_whose_job_is_over_takes_no_more_turns(workshop: IsolatedWorkshop) -> None:
+    starve(workshop)
+    workshop.warm_up()
+    compiling = threading.Thread(target=workshop.compile, args=(LONG,))
+    compiling.start()
+    has_taken_turns = False
+    while compiling.is_alive():  # and this process is busy, so that there is no time to spare
+        has_taken_turns |= is_one_stopped()
+    assert has_taken_turns
+    until = time.monotonic() + 0.3
+    while time.monotonic() < until:
+        assert not is_one_stopped()
 
 
 def test_memory_is_limited_and_asking_again_does_not_help() -> None:

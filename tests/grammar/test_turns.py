@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
-from structgen.grammar.turns import Turns
+from structgen.grammar.turns import SLICES, Turns
 
 PATIENCE_S = 20.0
 
@@ -32,39 +32,50 @@ class Process:
 
 
 @contextmanager
-def turns(spare: int) -> Iterator[Turns]:
+def turns_of(processes: Sequence[Process], *, spare: int) -> Iterator[None]:
     turns = Turns(lambda: spare)
-    yield turns
+    with ExitStack() as all_take_turns:
+        for process in processes:
+            all_take_turns.enter_context(turns.taken_by(process))
+        yield
     turns.close()
 
 
 def test_where_no_processor_is_idle_one_runs_at_a_time_and_each_has_its_turn() -> None:
     running: set[Process] = set()
     processes = [Process(running) for _ in range(3)]
-    with turns(spare=0) as some:
+    with turns_of(processes, spare=0):
         for process in processes:
-            some.join(process)
-        for process in processes:
-            assert process.has_started(times=3)
-    assert {process.most for process in processes} == {1}
+            assert process.has_started(times=SLICES)
+        assert processes[0].has_started(times=1)
+        most = {process.most for process in processes}
+    assert most == {1}
+
+
+def test_who_comes_late_has_a_turn_as_well() -> None:
+    running: set[Process] = set()
+    early, late = Process(running), Process(running)
+    turns = Turns(lambda: 0)
+    with turns.taken_by(early):
+        assert early.has_started(times=SLICES + 1)
+        with turns.taken_by(late):
+            assert late.has_started(times=1)
+    turns.close()
 
 
 def test_as_many_run_as_processors_are_idle() -> None:
     running: set[Process] = set()
     processes = [Process(running) for _ in range(3)]
-    with turns(spare=2) as some:
-        for process in processes:
-            some.join(process)
+    with turns_of(processes, spare=2):
         for process in processes:
             assert process.has_started(times=3)
-    assert max(process.most for process in processes) == 2
+        most = max(process.most for process in processes)
+    assert most == 2
 
 
-def test_who_leaves_goes_on() -> None:
+def test_who_has_taken_turns_runs_afterwards() -> None:
     running: set[Process] = set()
     processes = [Process(running) for _ in range(4)]
-    with turns(spare=0) as some:
-        for process in processes:
-            some.join(process)
-        some.leave(processes[0])
-        assert processes[0] in running
+    with turns_of(processes, spare=0):
+        pass
+    assert running == set(processes)
