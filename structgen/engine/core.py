@@ -178,8 +178,8 @@ class EngineCore:
         places = _places(plan, requests)
         compiling = [
             request
-            for place in places
-            if (request := self.scheduler.require(place.request.id)).compiling
+            for request, row in zip(requests, plan.rows, strict=True)
+            if row.num_logits and request.compiling
         ]
         over = ForwardOver(plan.step)
         if self.overlap:

@@ -77,10 +77,6 @@ class Scheduler:
     def get(self, request_id: str) -> Request | None:
         return self._by_id.get(request_id)
 
-    def require(self, request_id: str) -> Request:
-        """Return a request that the caller knows to be here."""
-        return self._by_id[request_id]
-
     def add(self, request: Request) -> None:
         """Queue a request.  The caller has checked that it fits the pool when alone."""
         assert request.id not in self._by_id, f"{request.id} is here already"

@@ -39,18 +39,18 @@ def checked_forward(
     if can_take_apart(model):
         watch = sizes_of(model)
     with watch as sizes:
-        expected = _probe(EagerForward(model), spec)
+        expected = probe_logits(EagerForward(model), spec)
     windows = [layer.window for layer in spec.layers]
     forward = pack_forward(model, packed, windows, threads, sizes)
     # The median: a token may have no embedding at all, as padding has, and no direction.
-    similarity = float(torch.cosine_similarity(_probe(forward, spec), expected).median())
+    similarity = float(torch.cosine_similarity(probe_logits(forward, spec), expected).median())
     if similarity >= _LEAST[packed] or not expected.isfinite().all():
         return forward
     log.warning("packed weights compute something else, so there are none", similarity=similarity)
     return None
 
 
-def _probe(forward: Forward, spec: ModelSpec) -> torch.Tensor:
+def probe_logits(forward: Forward, spec: ModelSpec) -> torch.Tensor:
     """Return the logits of some tokens, float32 [n, V], the same tokens each time."""
     cpu = torch.device("cpu")
     backend = get_backend("torch_cpu", cpu, 1)

@@ -138,7 +138,9 @@ def test_an_answer_out_of_time_is_completed() -> None:
         if engine.tokens["a"]:
             break
         engine.step()
-    engine.core._end_in_time(engine.core.scheduler.require("a"))
+    request = engine.core.scheduler.get("a")
+    assert request is not None
+    engine.core._end_in_time(request)
     engine.step()
     end = engine.ends["a"]
     assert text(engine, "a") in LONG_OR_SHORT.options

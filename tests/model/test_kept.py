@@ -15,7 +15,7 @@ from structgen.config import EngineConfig
 from structgen.model import kept, load
 from structgen.model.loaded import Loaded
 from structgen.model.loaded import load as load_folder
-from structgen.model.probe import _probe
+from structgen.model.probe import probe_logits
 from structgen.model.sources import resolve
 
 CPU = torch.device("cpu")
@@ -36,7 +36,7 @@ def loaded(folder: Path, options: EngineConfig = INT8) -> Loaded:
 
 
 def logits(model: Loaded) -> torch.Tensor:
-    return _probe(model.forward, model.spec).clone()
+    return probe_logits(model.forward, model.spec).clone()
 
 
 def no_model(*_arguments: object, **_options: object) -> None:
