@@ -1,7 +1,7 @@
 """What forced text and guesses gain, over gRPC.
 
     python benchmarks/jump.py
-    python benchmarks/jump.py --concurrency 8 32 --modes off commit
+    python benchmarks/jump.py --concurrency 8 32
 
 The extraction workload in these modes, in turn, and all that again:
 
@@ -59,19 +59,18 @@ MODES = {
 
 
 async def measure(given: argparse.Namespace, workload: Workload, concurrency: int) -> None:
-    """Run the modes in turn, at one concurrency, and report."""
-    runs: dict[str, list[Run]] = {name: [] for name in given.modes}
+    """Run all modes in turn, at one concurrency, and report."""
+    runs: dict[str, list[Run]] = {name: [] for name in MODES}
     for _ in range(given.rounds):
-        for name, done in runs.items():
-            done.append(await _run(given, workload, concurrency, MODES[name]))
-    wholes = {name: _joined(done) for name, done in runs.items()}
+        for name, mode in MODES.items():
+            runs[name].append(await _run(given, workload, concurrency, mode))
+    wholes = {name: _joined(all_runs) for name, all_runs in runs.items()}
     for name, whole in wholes.items():
         _report(name, concurrency, whole)
-    bases = {name: "off" if MODES[name].jump is not None else "free" for name in wholes}
+    bases = {name: "off" if mode.jump is not None else "free" for name, mode in MODES.items()}
     ratios = {
         name: _requests_s(whole) / _requests_s(wholes[bases[name]])
         for name, whole in wholes.items()
-        if bases[name] in wholes
     }
     print_line("jump_ratio", concurrency=concurrency, requests_s=ratios)
 
@@ -153,8 +152,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, help="of its forward (default: one a core)")
     parser.add_argument("--attention", help="its attention backend (default: auto)")
     parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8, 32], metavar="N")
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
-    parser.add_argument("--rounds", type=int, default=2, metavar="N", help="of the modes in turn")
+    parser.add_argument("--rounds", type=int, default=2, metavar="N", help="of all modes in turn")
     parser.add_argument(
         "--workload", type=Path, default=DATA / "extraction-workload.json", metavar="FILE"
     )

@@ -75,10 +75,8 @@ def workers() -> list[psutil.Process]:
 
 
 def is_one_stopped() -> bool:
-    for worker in workers():
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
-            if worker.status() == psutil.STATUS_STOPPED:
-                return True
+    with contextlib.suppress(psutil.NoSuchProcess):  # one has just ended
+        return any(worker.status() == psutil.STATUS_STOPPED for worker in workers())
     return False
 
 

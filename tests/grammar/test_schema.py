@@ -101,7 +101,7 @@ SCHEMAS = {
 SCALARS = [None, True, False, *range(-2, 7), "", "a", "b", "ab", 1.5]
 
 
-def drawn(random: Random, depth: int = 2) -> object:
+def drawn(random: Random, depth: int = 3) -> object:
     """Return a value of few kinds, so that many meet a schema, and many just fail to."""
     kind = random.random() if depth else 0.0
     if kind < 0.4:

@@ -32,12 +32,12 @@ class Process:
 
 
 @contextmanager
-def turns_of(processes: Sequence[Process], *, spare: int) -> Iterator[None]:
+def turns_of(processes: Sequence[Process], *, spare: int) -> Iterator[Turns]:
     turns = Turns(lambda: spare)
     with ExitStack() as all_take_turns:
         for process in processes:
             all_take_turns.enter_context(turns.taken_by(process))
-        yield
+        yield turns
     turns.close()
 
 
@@ -55,12 +55,10 @@ def test_where_no_processor_is_idle_one_runs_at_a_time_and_each_has_its_turn() -
 def test_who_comes_late_has_a_turn_as_well() -> None:
     running: set[Process] = set()
     early, late = Process(running), Process(running)
-    turns = Turns(lambda: 0)
-    with turns.taken_by(early):
+    with turns_of([early], spare=0) as turns:
         assert early.has_started(times=SLICES + 1)
         with turns.taken_by(late):
             assert late.has_started(times=1)
-    turns.close()
 
 
 def test_as_many_run_as_processors_are_idle() -> None:
@@ -76,6 +74,8 @@ def test_as_many_run_as_processors_are_idle() -> None:
 def test_who_has_taken_turns_runs_afterwards() -> None:
     running: set[Process] = set()
     processes = [Process(running) for _ in range(4)]
-    with turns_of(processes, spare=0):
-        pass
+    with turns_of(processes[1:], spare=0) as turns:
+        with turns.taken_by(processes[0]):
+            pass
+        assert processes[0] in running
     assert running == set(processes)
