@@ -2,7 +2,7 @@
 
 Loop thread only.  A block is in exactly one of two places:
 
-    in use   ref > 0, listed in `ref` tables of the KVManager
+    in use   ref > 0, listed in the tables of `ref` requests
     free     ref == 0, in the free list, least recently used first; may still carry a hash, and is
              then revived by `share` when the same content is wanted again
 

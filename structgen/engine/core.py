@@ -176,11 +176,7 @@ class EngineCore:
         began = self._clock()
         requests = self.scheduler.planned
         places = _places(plan, requests)
-        compiling = [
-            request
-            for request, row in zip(requests, plan.rows, strict=True)
-            if row.num_logits and request.compiling
-        ]
+        compiling = _compiling(plan, requests) if self._grammars.num_waiting else []
         over = ForwardOver(plan.step)
         if self.overlap:
             notify = partial(self.inbox.put, over) if compiling else None
@@ -207,8 +203,9 @@ class EngineCore:
             lost = {casualty.request_id: casualty for casualty in casualties}
             for request, row, output in zip(requests, plan.rows, result.rows, strict=True):
                 if not request.gone:  # aborted or ended meanwhile; its blocks are released
-                    masked = row.id not in unmasked
-                    self._commit(request, row, output, lost.get(row.id), masked=masked)
+                    masked = not unmasked or row.id not in unmasked
+                    casualty = lost.get(row.id) if lost else None
+                    self._commit(request, row, output, casualty, masked=masked)
         step_s = self._clock() - began
         if not compiling:  # else it may have waited for that
             self._step_cost.took(lengths, step_s)
@@ -452,6 +449,15 @@ class EngineCore:
             del self._samples[request.message_id]
         self._grammars.forget(request)
         self.scheduler.remove(request)
+
+
+def _compiling(plan: StepPlan, requests: list[Request]) -> list[Request]:
+    """Return whose constraint is not there yet, of those that the step samples."""
+    return [
+        request
+        for request, row in zip(requests, plan.rows, strict=True)
+        if row.num_logits and request.compiling
+    ]
 
 
 def _places(plan: StepPlan, requests: list[Request]) -> list[Place]:

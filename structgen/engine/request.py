@@ -16,6 +16,7 @@ import time
 from typing import NamedTuple
 
 from structgen.engine.confidence import Confidence
+from structgen.engine.kv import Blocks
 from structgen.engine.ngrams import Ngrams
 from structgen.grammar.base import Matcher
 from structgen.grammar.budget import Budget
@@ -48,6 +49,7 @@ class Request:
         "accepted_tokens",
         "arrival",
         "bad_sequences",
+        "blocks",
         "budget",
         "cached_tokens",
         "closed",
@@ -115,6 +117,7 @@ class Request:
         self.tokens = list(message.prompt_ids)
         self.num_prompt = len(message.prompt_ids)
         self.computed = 0
+        self.blocks = Blocks()
         self.known_blocks: int | None = None
         self.matcher: Matcher | None = None
         self.filter: TokenFilter | None = None
@@ -171,7 +174,7 @@ class Request:
     @property
     def is_urgent(self) -> bool:
         """Whether what comes next must be told at once: the first tokens, and all that may stop."""
-        return not self.begun or bool(self.params.stop)
+        return self.told == self.num_prompt or bool(self.params.stop)
 
     @property
     def num_output(self) -> int:

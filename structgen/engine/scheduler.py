@@ -81,15 +81,17 @@ class Scheduler:
         """Queue a request.  The caller has checked that it fits the pool when alone."""
         assert request.id not in self._by_id, f"{request.id} is here already"
         self._by_id[request.id] = request
+        # The samples of one request share its prompt in any case.
+        request.blocks.shared = self._config.prefix_caching or request.params.n > 1
         bisect.insort(self._waiting, request, key=_order)
 
     def remove(self, request: Request) -> None:
         """Forget a finished or aborted request and give its blocks back."""
         del self._by_id[request.id]
-        queue = self._running if self._kv.table(request.id) else self._waiting
+        queue = self._running if request.blocks.table else self._waiting
         queue.remove(request)
         request.gone = True
-        self._kv.forget(request.id)
+        self._kv.release(request.blocks)
         self._drop_row(request)
 
     def schedule(self) -> StepPlan:
@@ -113,16 +115,14 @@ class Scheduler:
         assert row.start == before, f"{row.id}: row starts at {row.start}, computed is {before}"
         after = request.computed = before + len(row.token_ids) - row.num_drafts
         request.forwards += 1
-        if self._shares(request):
-            self._kv.computed(request.id, request.tokens, before, after)
+        self._kv.computed(request.blocks, request.tokens, before, after)
 
     def keep_draft(self, request: Request) -> None:
         """Record that the last token was a draft of the last plan, so that it is computed."""
         before = request.computed
         request.computed += 1
         request.accepted_tokens += 1
-        if self._shares(request):
-            self._kv.computed(request.id, request.tokens, before, request.computed)
+        self._kv.computed(request.blocks, request.tokens, before, request.computed)
 
     def redo(self, request: Request) -> None:
         """Have the last token computed again: what was sampled behind it does not count."""
@@ -132,16 +132,16 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert the invariants that hold between steps."""
-        self._kv.check()
+        self._kv.check(request.blocks for request in self._running)
         assert sorted(map(_order, self._running)) == [*map(_order, self._running)]
         assert len(self._waiting) + len(self._running) == len(self._by_id)
         for request in self._waiting:
-            assert not self._kv.table(request.id)
+            assert not request.blocks.table
             assert request.computed == 0
         for request in self._running:
             assert 0 <= request.computed <= len(request.tokens)
             assert request.finish is None
-            covered = len(self._kv.table(request.id)) * self._config.block_size
+            covered = len(request.blocks.table) * self._config.block_size
             assert covered >= request.computed
 
     def _schedule_running(self, step: _Step) -> None:
@@ -150,14 +150,13 @@ class Scheduler:
             if step.budget <= 0 or len(step.rows) >= self._config.max_num_seqs:
                 return
             count = _share(request, step.budget)
-            table = self._kv.table(request.id)
-            if count <= 0 or not table:  # parked, or preempted just now
+            if count <= 0 or not request.blocks.table:  # parked, or preempted just now
                 continue
-            while not self._kv.grow(request.id, request.computed + count):
+            while not self._kv.grow(request.blocks, request.computed + count):
                 step.preempted = True
                 if self._preempt(self._victim(step)) is request:
                     return
-            self._add_row(step, request, count, table)
+            self._add_row(step, request, count)
 
     def _admit(self, step: _Step) -> None:
         """Move waiting requests into the running ones while tokens, seats and blocks last.
@@ -181,20 +180,20 @@ class Scheduler:
                 return
             count = _share(request, step.budget)
             if count > 0:  # zero when the prefix cache held all but the token that must wait
-                self._add_row(step, request, count, self._kv.table(request.id))
+                self._add_row(step, request, count)
             seats -= not request.compiling
 
     def _place(self, request: Request, step: _Step) -> bool:
         """Give a waiting request its blocks, evicting parked requests if it is not one itself."""
         # A cached prefix has no logits, so who wants the prompt's computes it.
-        use_cache = self._shares(request) and not request.wants_prompt_logprobs
-        cached = self._kv.admit(request.id, request.tokens, use_cache=use_cache)
+        use_cache = not request.wants_prompt_logprobs
+        cached = self._kv.admit(request.blocks, request.tokens, use_cache=use_cache)
         while cached is None and not request.compiling:
             parked = self._last_parked(step)
             if parked is None:
                 return False
             self._preempt(parked)
-            cached = self._kv.admit(request.id, request.tokens, use_cache=use_cache)
+            cached = self._kv.admit(request.blocks, request.tokens, use_cache=use_cache)
         if cached is None:
             return False
         request.computed = cached
@@ -204,10 +203,6 @@ class Scheduler:
         self._waiting.remove(request)
         bisect.insort(self._running, request, key=_order)
         return True
-
-    def _shares(self, request: Request) -> bool:
-        """Whether blocks are shared with others; the samples of one request share its prompt."""
-        return self._config.prefix_caching or request.params.n > 1
 
     def _victim(self, step: _Step) -> Request:
         """Choose who gives up its blocks: a parked request, else the one that ranks lowest.
@@ -226,7 +221,7 @@ class Scheduler:
     def _preempt(self, request: Request) -> Request:
         """Take a running request's blocks; its tokens are computed again when it comes back."""
         self._running.remove(request)
-        self._kv.release(request.id)
+        self._kv.release(request.blocks)
         self._drop_row(request)
         request.computed = 0
         request.drafts = []
@@ -240,7 +235,7 @@ class Scheduler:
             request.known_blocks = None
             self._removed.append(request.id)
 
-    def _add_row(self, step: _Step, request: Request, count: int, table: list[int]) -> None:
+    def _add_row(self, step: _Step, request: Request, count: int) -> None:
         """Plan `count` tokens of a request, and drafts behind them as far as there is room."""
         start, tokens = request.computed, request.tokens
         end = start + count
@@ -252,6 +247,7 @@ class Scheduler:
                 drafts = self._drafts(request, step.budget - count)
                 token_ids += drafts
                 num_logits += len(drafts)
+        table = request.blocks.table
         known, request.known_blocks = request.known_blocks, len(table)
         if known is None:
             known = 0
@@ -267,7 +263,7 @@ class Scheduler:
     def _drafts(self, request: Request, room: int) -> list[int]:
         """Return the drafts of a request that can be computed without taking anyone's place."""
         drafts = request.drafts[:room]
-        if not drafts or not self._kv.grow(request.id, len(request.tokens) + len(drafts)):
+        if not drafts or not self._kv.grow(request.blocks, len(request.tokens) + len(drafts)):
             return []
         request.drafted_tokens += len(drafts)
         return drafts
@@ -287,7 +283,7 @@ class Scheduler:
         assert len(plan.rows) <= self._config.max_num_seqs
         for row in plan.rows:
             request = self._by_id[row.id]
-            covered = len(self._kv.table(row.id)) * self._config.block_size
+            covered = len(request.blocks.table) * self._config.block_size
             assert row.token_ids, f"{row.id}: empty row"
             assert row.start == request.computed
             assert covered >= row.start + len(row.token_ids)
