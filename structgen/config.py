@@ -106,6 +106,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     compile_cache_entries: Annotated[
         int, Meta(ge=1, description="number of compiled constraints kept")
     ] = 1024
+    # Each takes some 100 us of a processor: this is a tenth of one.
+    max_outputs_per_s: Annotated[
+        int, Meta(ge=0, description="pieces of running answers a second, of all together (0: any)")
+    ] = 1000
     check: Annotated[
         bool, Meta(description="assert the expensive invariants after every step (tests)")
     ] = False
@@ -114,6 +118,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         Meta(description="file to write what each step does to, for ui.perfetto.dev"),
     ] = None
     log_level: Annotated[str, Meta(description="DEBUG, INFO, WARNING or ERROR")] = "INFO"
+
+    @property
+    def seconds_per_output(self) -> float:
+        """How long a piece of one running answer is held back at most, times their number."""
+        return 1.0 / self.max_outputs_per_s if self.max_outputs_per_s else 0.0
 
     def resolve(self, *, context_length: int, bytes_per_token: int) -> ResolvedConfig:
         """Derive what depends on the loaded model.

@@ -17,6 +17,7 @@ from structgen.engine.scheduler import Scheduler
 from structgen.grammar.manager import GrammarManager
 from structgen.grammar.masks import Casualty
 from structgen.messages import FinishReason
+from structgen.plan import PlanRow
 
 
 class Answers:
@@ -33,17 +34,18 @@ class Answers:
         request.drafts = self._guess(request)
 
     def take(
-        self, request: Request, drafts: list[int], sampled: list[int], casualty: Casualty | None
+        self, request: Request, row: PlanRow, sampled: list[int], casualty: Casualty | None
     ) -> Casualty | None:
-        """Commit what was sampled, as far as the drafts before it were right, and what is forced.
+        """Commit what was sampled, as far as the row's drafts were right, and what is forced.
 
         Returns the casualty if it has come true.
         """
         if request.first_token_at is None:
             request.first_token_at = time.monotonic()
-        if request.matcher is None and not drafts and casualty is None:
+        if request.matcher is None and row.num_logits == 1 and casualty is None:
             request.append(sampled[0])  # there is nothing to verify, and nothing is forced
         else:
+            drafts = row.drafts
             kept = self._keep(request, drafts, sampled, casualty)
             if kept is None:
                 return casualty
@@ -120,13 +122,13 @@ class Answers:
 
     def _guess(self, request: Request) -> list[int]:
         """Return what may come next: for certain, but for its spelling, or by experience."""
-        if not request.may_draft:
+        if not request.may_draft():
             return []
         if request.matcher is not None and request.guesses_forced:
             forced = self._grammars.forced(request)
             if forced:
                 return forced[: request.limit - len(request.tokens) - 1]
-        if not request.params.drafts:
+        if not request.params.drafts or request.confidence.rests():
             return []
         drafts = self._drafts.propose(request, self._scheduler.num_running)
         return self._grammars.legal(request, drafts) if drafts else []

@@ -17,7 +17,7 @@ LOOK_EVERY = 4  # tokens there is one; what is copied is mostly longer
 class Confidence:
     """How often the guesses for one request were right, of late, and whether any was found."""
 
-    __slots__ = ("_fruitless", "_hits", "_patience", "_since_last", "_tries")
+    __slots__ = ("_fruitless", "_hits", "_patience", "_rest", "_since_last", "_tries")
 
     def __init__(self) -> None:
         self._hits = 1.0
@@ -25,14 +25,19 @@ class Confidence:
         self._since_last = 0
         self._patience = PROBE_EVERY
         self._fruitless = 0
+        self._rest = 0
+
+    def rests(self) -> bool:
+        """Whether so many looks were in vain that the next token goes without; asked for each."""
+        if self._rest:
+            self._rest -= 1
+            return True
+        return False
 
     def wants_look(self, cost: float) -> bool:
         """Whether to look for a guess before the next step.  cost: as below."""
         if self._hits >= _bounded(cost) * self._tries:
-            if self._fruitless < MAX_FRUITLESS or self._fruitless % LOOK_EVERY == 0:
-                return True
-            self._fruitless += 1
-            return False
+            return True
         self._since_last += 1
         if self._since_last <= self._patience:
             return False
@@ -43,6 +48,7 @@ class Confidence:
     def looked(self, *, found: bool) -> None:
         """Take in whether there was anything to guess."""
         self._fruitless = 0 if found else self._fruitless + 1
+        self._rest = LOOK_EVERY - 1 if self._fruitless >= MAX_FRUITLESS else 0
 
     def length(self, cost: float) -> int:
         """Return how many tokens to draft: 1 at least, to see whether it is kept.

@@ -255,10 +255,10 @@ class EngineCore:
         masked: bool,
     ) -> None:
         """masked: what was sampled, if anything, was sampled under the request's constraint."""
-        self.scheduler.paid(request, row)
+        debt = self.scheduler.paid(request, row)
         if output.prompt_logprobs:
             _keep_prompt_logprobs(request, row.start, output.prompt_logprobs)
-        if request.debt > 0:  # of a prompt, or of what was forced since the forward was launched
+        if debt > 0:  # of a prompt, or of what was forced since the forward was launched
             return
         if not masked:
             self.scheduler.redo(request)
@@ -273,7 +273,7 @@ class EngineCore:
         """Advance grammar and request by sampled tokens and report them."""
         before = len(request.tokens)
         try:
-            fate = self._answers.take(request, row.drafts, output.token_ids, casualty)
+            fate = self._answers.take(request, row, output.token_ids, casualty)
         except StructgenError as error:
             self._fail(request, error)
             return
@@ -283,7 +283,7 @@ class EngineCore:
             self._bury(request, fate)
         elif request.finish is not None:
             self._end(request)
-        elif request.is_urgent and len(request.tokens) > before:
+        elif request.is_urgent() and len(request.tokens) > before:
             self._telling.tell(request)
 
     def _end(self, request: Request, detail: str = "") -> None:

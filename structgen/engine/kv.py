@@ -84,9 +84,9 @@ class KVManager:
         first, last = before // self.block_size, after // self.block_size
         if first == last or not blocks.shared:
             return
-        hashes = self._hash_blocks(blocks, tokens, last)
+        self._hash_blocks(blocks, tokens, last)
         for index in range(first, last):
-            self.pool.remember(blocks.table[index], hashes[index])
+            self.pool.remember(blocks.table[index], blocks.hashes[index])
 
     def release(self, blocks: Blocks) -> None:
         """Take a request's blocks back; one without any is left as it is."""
@@ -100,18 +100,19 @@ class KVManager:
 
     def _match(self, blocks: Blocks, tokens: Sequence[int]) -> list[int]:
         shared: list[int] = []
-        for content in self._hash_blocks(blocks, tokens, (len(tokens) - 1) // self.block_size):
+        count = (len(tokens) - 1) // self.block_size
+        self._hash_blocks(blocks, tokens, count)
+        for content in blocks.hashes[:count]:
             block = self.pool.find(content)
             if block is None:
                 break
             shared.append(block)
         return shared
 
-    def _hash_blocks(self, blocks: Blocks, tokens: Sequence[int], count: int) -> list[bytes]:
-        """Return the chained hashes of the first `count` full blocks, computing what is missing."""
+    def _hash_blocks(self, blocks: Blocks, tokens: Sequence[int], count: int) -> None:
+        """Compute what is missing of the chained hashes of the first `count` full blocks."""
         hashes, size = blocks.hashes, self.block_size
         for index in range(len(hashes), count):
             parent = hashes[-1] if hashes else self._root
             content = array("q", tokens[index * size : (index + 1) * size]).tobytes()
             hashes.append(hashlib.blake2b(content, digest_size=32, key=parent).digest())
-        return hashes[:count]

@@ -31,7 +31,6 @@ from structgen.config import EngineConfig
 from structgen.engine.build import build_core, find_model, fork_template
 from structgen.engine.core import EngineCore
 from structgen.engine.endpoints import INPUT_SOCKET, OUTPUT_SOCKET, endpoint
-from structgen.engine.telling import SECONDS_PER_OUTPUT
 from structgen.errors import StructgenError
 from structgen.garbage import look_seldom
 from structgen.messages import Fatal, Found, FromEngine, Outputs, Ready, Shutdown
@@ -86,7 +85,11 @@ class EngineProcess:
         self._start_sending()
         self._outbox.put(Found(str(model.folder)))
         core, info = build_core(
-            self._config, model, template, self._trace, seconds_per_output=SECONDS_PER_OUTPUT
+            self._config,
+            model,
+            template,
+            self._trace,
+            seconds_per_output=self._config.seconds_per_output,
         )
         look_seldom()  # to look through a model takes a quarter of a second
         _return_freed_memory()

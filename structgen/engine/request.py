@@ -155,10 +155,26 @@ class Request:
         self.first_scheduled_at: float | None = None
         self.first_token_at: float | None = None
 
-    @property
+    # Methods, not properties: asked once a token, where Python takes twice as long for a property.
+
     def debt(self) -> int:
         """Tokens to compute before the next can be sampled; the last one waits for the grammar."""
         return len(self.tokens) - self.computed - self.compiling
+
+    def is_urgent(self) -> bool:
+        """Whether what comes next must be told at once: the first tokens, and all that may stop."""
+        return self.told == self.num_prompt or bool(self.params.stop)
+
+    def may_draft(self) -> bool:
+        """Whether masks and logits of the next places can be known before their tokens are."""
+        return (
+            self.finish is None
+            and self.filter is None
+            and not self.compiling
+            and not self.penalised
+            and len(self.tokens) >= self.min_length
+            and not (self.budget is not None and self.budget.following)
+        )
 
     @property
     def waits_for_leader(self) -> bool:
@@ -170,11 +186,6 @@ class Request:
     def begun(self) -> bool:
         """Whether anything was told of it yet."""
         return self.told > self.num_prompt
-
-    @property
-    def is_urgent(self) -> bool:
-        """Whether what comes next must be told at once: the first tokens, and all that may stop."""
-        return self.told == self.num_prompt or bool(self.params.stop)
 
     @property
     def num_output(self) -> int:
@@ -194,18 +205,6 @@ class Request:
     def guesses_forced(self) -> bool:
         """Forced text is sampled, but guessed to be spelt as usual."""
         return self.params.jump_forward is not JumpForward.OFF and not self.jumps
-
-    @property
-    def may_draft(self) -> bool:
-        """Whether masks and logits of the next places can be known before their tokens are."""
-        return (
-            self.finish is None
-            and self.filter is None
-            and not self.compiling
-            and not self.penalised
-            and len(self.tokens) >= self.min_length
-            and not (self.budget is not None and self.budget.following)
-        )
 
     @property
     def is_led_out(self) -> bool:

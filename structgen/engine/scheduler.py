@@ -109,13 +109,17 @@ class Scheduler:
             self._check_plan(plan)
         return plan
 
-    def paid(self, request: Request, row: PlanRow) -> None:
-        """Record that a row of the last plan was computed."""
+    def paid(self, request: Request, row: PlanRow) -> int:
+        """Record that a row of the last plan was computed; return the debt that is left."""
         before = request.computed
         assert row.start == before, f"{row.id}: row starts at {row.start}, computed is {before}"
-        after = request.computed = before + len(row.token_ids) - row.num_drafts
+        after = before + len(row.token_ids)
+        if row.num_logits > 1:
+            after -= row.num_drafts
+        request.computed = after
         request.forwards += 1
         self._kv.computed(request.blocks, request.tokens, before, after)
+        return request.debt()
 
     def keep_draft(self, request: Request) -> None:
         """Record that the last token was a draft of the last plan, so that it is computed."""
@@ -170,7 +174,7 @@ class Scheduler:
         for request in list(self._waiting):
             if step.budget <= 0 or seats <= 0 or len(step.rows) >= self._config.max_num_seqs:
                 return
-            if request.debt <= 0:
+            if request.debt() <= 0:
                 continue  # a one-token prompt whose constraint compiles: nothing to compute yet
             if request.waits_for_leader:
                 continue
@@ -214,7 +218,7 @@ class Scheduler:
     def _last_parked(self, step: _Step) -> Request | None:
         planned = {request.id for request in step.requests}
         for request in reversed(self._running):
-            if request.compiling and request.debt <= 0 and request.id not in planned:
+            if request.compiling and request.debt() <= 0 and request.id not in planned:
                 return request
         return None
 
@@ -295,7 +299,7 @@ def _share(request: Request, budget: int) -> int:
     With the end of a prompt goes its last token, though it waits for the grammar: that may be there
     when the forward is over, and else the token is computed again.
     """
-    debt = request.debt
+    debt = request.debt()
     if debt > budget:
         return budget
     return debt + 1 if request.compiling and 0 < debt < budget else debt

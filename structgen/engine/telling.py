@@ -1,15 +1,16 @@
 """What the engine says of answers, and when.
 
 To make an output, to turn it into a message and to send that takes processors some 100 us, however
-many tokens are in it, and processors are wanted for the model.  So there are at most 2 000 a
-second: the more answers go on at a time, the longer what only goes on with one is held back, and
-said with what comes next of it.
+many tokens are in it, and processors are wanted for the model.  So of what only goes on there are
+at most so many a second (`max_outputs_per_s`): the more answers go on at a time, the longer what is
+new of one is held back, and said with what comes next of it.  With 1 000 a second, a tenth of a
+processor,
 
     answers                     1        8        32        256
-    held back for at most       0.5 ms   4 ms     16 ms     128 ms
+    held back for at most       1 ms     8 ms     32 ms     256 ms
 
-which is less than the steps of any but tiny models take, and not a step longer.  The first and the
-last output of an answer are never held back, nor is what may hold a stop string.
+which is less than the steps of any but tiny models take on a CPU, and not a step longer.  The first
+and the last output of an answer are never held back, nor is what may hold a stop string.
 """
 
 from __future__ import annotations
@@ -21,8 +22,6 @@ import msgspec
 from structgen.engine.request import Request
 from structgen.errors import StructgenError, to_wire
 from structgen.messages import EngineOutput, FinishReason
-
-SECONDS_PER_OUTPUT = 0.0005
 
 
 class Telling:

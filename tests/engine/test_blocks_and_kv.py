@@ -74,8 +74,13 @@ def test_the_tail_of_a_prefix_is_evicted_first() -> None:
 
 def test_two_managers_have_different_roots() -> None:
     """Collisions cannot be prepared in advance: the root is secret and per process."""
-    one, two = (KVManager(4, 4)._hash_blocks(Blocks(), [1, 2, 3, 4], 1) for _ in range(2))
-    assert one != two
+    one, two = Blocks(), Blocks()
+    for blocks in (one, two):
+        kv = KVManager(4, 4)
+        kv.admit(blocks, [1, 2, 3, 4])
+        kv.computed(blocks, [1, 2, 3, 4], 0, 4)
+    assert len(one.hashes) == 1
+    assert one.hashes != two.hashes
 
 
 def test_a_failed_admission_changes_nothing() -> None:

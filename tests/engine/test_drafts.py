@@ -234,7 +234,7 @@ def test_ngrams_find_what_a_search_of_the_text_finds(seed: int) -> None:
 
 def drafted(confidence: Confidence, cost: float) -> int:
     """How many tokens are drafted where a guess is found."""
-    if not confidence.wants_look(cost):
+    if confidence.rests() or not confidence.wants_look(cost):
         return 0
     confidence.looked(found=True)
     return confidence.length(cost)
@@ -257,7 +257,7 @@ def test_where_no_guess_is_found_for_long_only_some_tokens_are_looked_at() -> No
     confidence = Confidence()
     looks = 0
     for _ in range(400):
-        if confidence.wants_look(0.1):
+        if not confidence.rests() and confidence.wants_look(0.1):
             confidence.looked(found=False)
             looks += 1
     assert looks < 400 / LOOK_EVERY + MAX_FRUITLESS
