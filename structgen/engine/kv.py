@@ -49,9 +49,7 @@ class KVManager:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def admit(
-        self, blocks: Blocks, tokens: Sequence[int], *, use_cache: bool = True
-    ) -> int | None:
+    def admit(self, blocks: Blocks, tokens: Sequence[int], *, use_cache: bool = True) -> int | None:
         """Give a request blocks for all its tokens, sharing what the prefix cache has.
 
         Returns the number of tokens whose KV is there already (never the last token, whose logits
