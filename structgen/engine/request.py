@@ -131,9 +131,9 @@ class Request:
         self.order = (message.priority, message.arrival, sequence)
         self.arrival = message.arrival
         self.seed = seed
-        self.stop_ids = frozenset(params.stop_token_ids) | (
-            frozenset() if params.ignore_eos else eos_ids
-        )
+        self.stop_ids = frozenset() if params.ignore_eos else eos_ids
+        if params.stop_token_ids:
+            self.stop_ids |= frozenset(params.stop_token_ids)
         self.limit, self.limit_reason = _limit(self.num_prompt, params.max_tokens, capacity)
         self.min_length = self.num_prompt + params.min_tokens
         self.deadline = None if params.time_limit_s is None else self.arrival + params.time_limit_s
@@ -159,7 +159,8 @@ class Request:
 
     def debt(self) -> int:
         """Tokens to compute before the next can be sampled; the last one waits for the grammar."""
-        return len(self.tokens) - self.computed - self.compiling
+        uncomputed = len(self.tokens) - self.computed
+        return uncomputed - 1 if self.compiling else uncomputed
 
     def is_urgent(self) -> bool:
         """Whether what comes next must be told at once: the first tokens, and all that may stop."""
