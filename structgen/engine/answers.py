@@ -122,13 +122,15 @@ class Answers:
 
     def _guess(self, request: Request) -> list[int]:
         """Return what may come next: for certain, but for its spelling, or by experience."""
-        if not request.may_draft():
+        looks = request.params.drafts and not request.confidence.rests()
+        forces = request.matcher is not None and request.guesses_forced
+        if not (looks or forces) or not request.may_draft():
             return []
-        if request.matcher is not None and request.guesses_forced:
+        if forces:
             forced = self._grammars.forced(request)
             if forced:
                 return forced[: request.limit - len(request.tokens) - 1]
-        if not request.params.drafts or request.confidence.rests():
+        if not looks:
             return []
         drafts = self._drafts.propose(request, self._scheduler.num_running)
         return self._grammars.legal(request, drafts) if drafts else []

@@ -10,8 +10,9 @@ MIN_COST, MAX_COST = 0.02, 0.9  # of a guess, of what it saves if it is right
 MEMORY = 0.9  # how much of what was learnt of a request's guesses lasts from one to the next
 PROBE_EVERY = 24  # tokens after which a request whose guesses failed gets another
 MAX_PROBE_EVERY = 192  # it is twice as many each time, as long as none is right
-MAX_FRUITLESS = 32  # looks that found nothing in a row, after which
-LOOK_EVERY = 4  # tokens there is one; what is copied is mostly longer
+ASK_EVERY = 8  # tokens, whether what a guess costs is what it is worth meanwhile
+MAX_FRUITLESS = 32  # looks that found nothing in a row, after which some tokens go without one:
+MIN_REST, MAX_REST = 3, 15  # more and more; what is copied is mostly longer
 
 
 class Confidence:
@@ -28,7 +29,7 @@ class Confidence:
         self._rest = 0
 
     def rests(self) -> bool:
-        """Whether so many looks were in vain that the next token goes without; asked for each."""
+        """Whether the next token goes without a look in any case; asked for each."""
         if self._rest:
             self._rest -= 1
             return True
@@ -38,8 +39,9 @@ class Confidence:
         """Whether to look for a guess before the next step.  cost: as below."""
         if self._hits >= _bounded(cost) * self._tries:
             return True
-        self._since_last += 1
+        self._since_last += ASK_EVERY
         if self._since_last <= self._patience:
+            self._rest = ASK_EVERY - 1
             return False
         self._patience = min(2 * self._patience, MAX_PROBE_EVERY)
         self._since_last = 0  # also if none is found: to look for one takes a while
@@ -48,7 +50,8 @@ class Confidence:
     def looked(self, *, found: bool) -> None:
         """Take in whether there was anything to guess."""
         self._fruitless = 0 if found else self._fruitless + 1
-        self._rest = LOOK_EVERY - 1 if self._fruitless >= MAX_FRUITLESS else 0
+        more = self._fruitless - MAX_FRUITLESS
+        self._rest = min(MIN_REST + more // 2, MAX_REST) if more >= 0 else 0
 
     def length(self, cost: float) -> int:
         """Return how many tokens to draft: 1 at least, to see whether it is kept.
