@@ -269,6 +269,26 @@ def test_a_time_limit_gives_a_partial_answer(run: Run, served: Served) -> None:
     run(test())
 
 
+def test_of_running_answers_so_many_pieces_a_second_are_told(run: Run) -> None:
+    """The first and the last at once, and without a limit nothing is held back at all."""
+
+    async def pieces(limit: int) -> tuple[int, float]:
+        config = msgspec.structs.replace(CONFIG, max_outputs_per_s=limit)
+        async with AsyncLLM(config) as llm:
+            began = time.monotonic()
+            outputs = await answer(llm, max_tokens=200, ignore_eos=True)
+            assert sum(len(output.token_ids) for output in outputs) == 200
+            return len(outputs), time.monotonic() - began
+
+    async def test() -> None:
+        few, seconds = await pieces(limit=2)
+        assert few <= 2 + 2 * seconds + 1
+        all_of_them, _ = await pieces(limit=0)
+        assert all_of_them > 100  # two are joined where the caller was too slow for them
+
+    run(test())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
