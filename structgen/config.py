@@ -121,7 +121,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     @property
     def seconds_per_output(self) -> float:
-        """How long a piece of one running answer is held back at most, times their number."""
+        """How long what is new of running answers may be held back, for each of them."""
         return 1.0 / self.max_outputs_per_s if self.max_outputs_per_s else 0.0
 
     def resolve(self, *, context_length: int, bytes_per_token: int) -> ResolvedConfig:
