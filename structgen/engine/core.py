@@ -203,9 +203,8 @@ class EngineCore:
             lost = {casualty.request_id: casualty for casualty in casualties}
             for request, row, output in zip(requests, plan.rows, result.rows, strict=True):
                 if not request.gone:  # aborted or ended meanwhile; its blocks are released
-                    masked = not unmasked or row.id not in unmasked
-                    casualty = lost.get(row.id) if lost else None
-                    self._commit(request, row, output, casualty, masked=masked)
+                    masked = row.id not in unmasked
+                    self._commit(request, row, output, lost.get(row.id), masked=masked)
         step_s = self._clock() - began
         if not compiling:  # else it may have waited for that
             self._step_cost.took(lengths, step_s)
